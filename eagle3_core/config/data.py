@@ -1,0 +1,39 @@
+"""Prompts, their answers, and the hidden states captured from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from eagle3_core.config.base import NOT_IDENTITY, Section
+
+
+class DataConfig(Section):
+    """Which prompts the target answers, and how long the answers may be."""
+
+    prompts: str = Field(
+        description="JSONL file of prompts: {prompt} or {messages:[{role,content}]} or {turns:[...]}, "
+        "optional id and domain. `demo` is the set that ships with the project.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    max_prompts: int | None = Field(None, ge=8, description="Use at most this many prompts (chosen by content hash).")
+    held_out_fraction: float = Field(0.05, gt=0, lt=0.5, description="Share kept for evaluation, by content hash.")
+    system_prompt: str | None = Field(None, description="System message put before every prompt that has none.")
+    max_new_tokens: int = Field(512, ge=8, le=131072, description="Longest answer, in tokens.")
+    max_sample_tokens: int = Field(4096, ge=32, le=1048576, description="Longest prompt plus answer, in tokens.")
+    temperature: float = Field(0.0, ge=0, le=2, description="Sampling temperature of the answers; 0 is greedy.")
+    chunk_prompts: int = Field(
+        128, ge=1, le=100000, description="Prompts answered between two commits.", json_schema_extra=NOT_IDENTITY
+    )
+
+
+class CaptureConfig(Section):
+    """How hidden states are cut into shards."""
+
+    shard_tokens: int = Field(65536, ge=256, le=10**8, description="Upper bound of tokens in one shard.")
+    max_tasks: int = Field(1024, ge=1, le=1024, description="Upper bound of mapped capture tasks; shards grow instead.")
+    dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Precision of stored states.")
+    reserve_bytes: int = Field(
+        1 << 30, ge=0, description="Free space the root must keep, in bytes.", json_schema_extra=NOT_IDENTITY
+    )

@@ -1,0 +1,20 @@
+"""The EAGLE-3 network to be trained."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from eagle3_core.config.base import Section
+
+
+class DrafterConfig(Section):
+    """Sizes of the drafter; what is None is taken from the target."""
+
+    draft_vocab_size: int = Field(32000, ge=16, description="Tokens the drafter can propose (U), at most the target's.")
+    intermediate_size: int | None = Field(None, ge=8, description="Width of the MLP; empty: the target's.")
+    num_heads: int | None = Field(None, ge=1, description="Attention heads; empty: the target's.")
+    num_kv_heads: int | None = Field(None, ge=1, description="Key/value heads; empty: the target's.")
+    train_lm_head: bool = Field(True, description="Train the draft-vocabulary head; it starts from the target's rows.")
+    min_coverage: float = Field(
+        0.95, gt=0, le=1, description="Least share of held-out answer tokens the draft vocabulary must cover."
+    )

@@ -1,0 +1,89 @@
+"""What is measured on real SGLang, and what decides."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from eagle3_core.config.base import Section
+
+
+class DraftShape(Section):
+    """SGLang's three numbers, always set together: steps / topk / draft tokens."""
+
+    num_steps: int = Field(ge=1, le=64, description="Draft forward passes per verify pass.")
+    topk: int = Field(1, ge=1, le=64, description="Branches per step; 1 is a chain.")
+    num_draft_tokens: int = Field(ge=2, le=1024, description="Tokens verified at once, the root included.")
+
+    @property
+    def name(self) -> str:
+        """Return for example `7/1/8`."""
+        return f"{self.num_steps}/{self.topk}/{self.num_draft_tokens}"
+
+    @classmethod
+    def from_name(cls, name: str) -> DraftShape:
+        """Read `7/1/8`."""
+        parts = [int(part) for part in name.split("/")]
+        return cls(num_steps=parts[0], topk=parts[1], num_draft_tokens=parts[2])
+
+    @model_validator(mode="after")
+    def _what_sglang_does_not_check(self) -> Self:
+        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
+        if self.num_draft_tokens > most:
+            raise ValueError(f"{self.name}: the tree holds at most {most} tokens (1 + topk + (steps-1)*topk^2)")
+        if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            raise ValueError(
+                f"{self.name}: at topk 1 SGLang silently rewrites draft tokens to steps+1 = {self.num_steps + 1}; "
+                f"for {self.num_draft_tokens} draft tokens ask for {self.num_draft_tokens - 1}/1/{self.num_draft_tokens}"
+            )
+        return self
+
+
+class EvaluationConfig(Section):
+    """Which draft shapes are served, on how many held-out prompts."""
+
+    shapes: tuple[DraftShape, ...] = Field(
+        (
+            DraftShape(num_steps=3, topk=1, num_draft_tokens=4),
+            DraftShape(num_steps=5, topk=1, num_draft_tokens=6),
+            DraftShape(num_steps=7, topk=1, num_draft_tokens=8),
+            DraftShape(num_steps=5, topk=4, num_draft_tokens=16),
+        ),
+        min_length=1,
+        description="Draft shapes to measure, beside no speculation.",
+    )
+    primary: str = Field("7/1/8", description="The shape that decides.")
+    max_prompts: int = Field(80, ge=1, description="Held-out prompts served per shape.")
+    max_new_tokens: int = Field(256, ge=8, description="Longest answer, in tokens.")
+    concurrency: int = Field(1, ge=1, le=1024, description="Requests in flight.")
+    repeats: int = Field(1, ge=1, le=20, description="Passes over the prompts; the median speed counts.")
+
+    @model_validator(mode="after")
+    def _primary_is_measured(self) -> Self:
+        if self.primary not in {shape.name for shape in self.shapes}:
+            raise ValueError(f"primary {self.primary} is not among the shapes {[s.name for s in self.shapes]}")
+        return self
+
+    @property
+    def primary_shape(self) -> DraftShape:
+        """Return the shape that decides."""
+        return next(shape for shape in self.shapes if shape.name == self.primary)
+
+    @property
+    def depth(self) -> int:
+        """Return the deepest chain any shape asks for: the depth at which the trainer reports tau."""
+        return max(shape.num_steps for shape in self.shapes)
+
+
+class GateConfig(Section):
+    """What a drafter must reach to be published."""
+
+    min_acceptance_length: float = Field(1.5, ge=1, description="Least acceptance length at the primary shape.")
+    min_speedup: float = Field(0.0, ge=0, description="Least speed against no speculation at the primary shape.")
+    max_tau_disagreement: float = Field(
+        0.10, gt=0, lt=1, description="Largest relative difference of SGLang's acceptance length and the trainer's tau."
+    )
+    min_token_agreement: float = Field(
+        0.99, ge=0, le=1, description="Least share of answers equal, token by token, to those without speculation."
+    )
