@@ -1,0 +1,75 @@
+"""`python -m eagle3_core STAGE`: the one entry point every job runs."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from eagle3_core.artifacts import Ref
+from eagle3_core.config import RunConfig
+from eagle3_core.context import StageContext
+from eagle3_core.errors import EXIT_CODES, Eagle3Error
+from eagle3_core.pipeline import STAGES
+from eagle3_core.progress import Progress
+from eagle3_core.storage import open_store
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one stage; the output reference goes to `result.json` in the job directory and to the last line printed.
+
+    Returns:
+        0, or the exit code of the error's remedy (`errors.EXIT_CODES`).
+    """
+    parser = argparse.ArgumentParser(prog="python -m eagle3_core", description=__doc__)
+    parser.add_argument("stage", choices=STAGES)
+    parser.add_argument("--root", required=True, help="directory or s3:// URI of the artifacts")
+    parser.add_argument("--run", required=True, help="key of the frozen run configuration below the root")
+    parser.add_argument("--inputs", default="{}", help="JSON object: input name to reference")
+    parser.add_argument("--index", type=int, help="element of a fanned-out stage")
+    arguments = parser.parse_args(argv)
+    directory = Path(os.environ.get("EAGLE3_JOB_DIR") or tempfile.mkdtemp(prefix="eagle3-"))
+    try:
+        ref = _execute(arguments, directory)
+    except Eagle3Error as error:
+        state = {"type": type(error).__name__, "remedy": error.remedy, "message": " ".join(str(error).split())}
+        _write(directory / "error.json", state)
+        print(f"error: [{state['type']}] {state['message']}", file=sys.stderr, flush=True)
+        return EXIT_CODES[error.remedy]
+    values = ref.model_dump(mode="json")
+    _write(directory / "result.json", values)
+    print(json.dumps(values), flush=True)
+    return 0
+
+
+def _execute(arguments: argparse.Namespace, directory: Path) -> Ref:
+    store = open_store(arguments.root)
+    stage = STAGES[arguments.stage]
+    context = StageContext(
+        stage=stage,
+        run=RunConfig.parse(json.loads(store.read_bytes(arguments.run)), arguments.run),
+        store=store,
+        inputs={name: Ref.parse(value, name) for name, value in json.loads(arguments.inputs).items()},
+        index=arguments.index,
+        work=directory / "work",
+        progress=Progress(stage.name, directory),
+    )
+    stage.check_inputs(context.inputs)
+    context.work.mkdir(parents=True, exist_ok=True)
+    run: Callable[[StageContext], Ref] = importlib.import_module(f"eagle3_core.stages.{stage.name}").run
+    return run(context)
+
+
+def _write(path: Path, values: object) -> None:
+    temp = path.with_name(f".{path.name}.tmp")
+    temp.write_text(json.dumps(values), encoding="utf-8")
+    temp.replace(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

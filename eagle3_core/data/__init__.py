@@ -1,0 +1,1 @@
+"""Tensors on disk and in batches: chat rendering, shards, order, packing."""

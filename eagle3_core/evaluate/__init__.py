@@ -1,0 +1,1 @@
+"""Measure a drafter: acceptance arithmetic, parity, benchmark, report, gate."""

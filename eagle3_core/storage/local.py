@@ -1,0 +1,131 @@
+"""A directory as an ObjectStore: temp file, fsync, rename, fsync of the directory."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+from eagle3_core.errors import InputError, StorageFullError
+
+
+class LocalStore:
+    """Objects are files below one directory."""
+
+    def __init__(self, directory: Path) -> None:
+        """Use `directory`, made if absent.
+
+        Raises:
+            InputError: it cannot be made or written.
+        """
+        self._directory = directory.expanduser().resolve()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"root {directory}: cannot be made ({error.strerror}); choose a writable root") from None
+        if not os.access(self._directory, os.W_OK | os.X_OK):
+            raise InputError(f"root {directory}: not writable by this user; choose a writable root")
+
+    @property
+    def root(self) -> str:
+        """Return the directory."""
+        return str(self._directory)
+
+    def _file(self, key: str) -> Path:
+        path = (self._directory / key).resolve()
+        if not path.is_relative_to(self._directory):
+            raise InputError(f"key {key!r} leaves the root {self._directory}")
+        return path
+
+    def read_bytes(self, key: str) -> bytes:
+        """Return the object."""
+        return self._file(key).read_bytes()
+
+    def write_bytes(self, key: str, data: bytes) -> None:
+        """Write or replace the object atomically and durably."""
+        target = self._file(key)
+        with _full_disk_is_typed(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temp = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+            try:
+                with temp.open("xb") as file:
+                    file.write(data)
+                    file.flush()
+                    os.fsync(file.fileno())
+                temp.replace(target)
+            finally:
+                temp.unlink(missing_ok=True)
+            _fsync_directory(target.parent)
+
+    def put_file(self, source: Path, key: str) -> None:
+        """Move a local file to `key`, durably."""
+        target = self._file(key)
+        with _full_disk_is_typed(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if source.stat().st_dev == target.parent.stat().st_dev:
+                _fsync_file(source)
+                source.replace(target)
+            else:
+                temp = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+                try:
+                    shutil.copyfile(source, temp)
+                    _fsync_file(temp)
+                    temp.replace(target)
+                finally:
+                    temp.unlink(missing_ok=True)
+            _fsync_directory(target.parent)
+
+    def local_path(self, key: str) -> Path:
+        """Return the file itself."""
+        path = self._file(key)
+        if not path.is_file():
+            raise FileNotFoundError(path)
+        return path
+
+    def exists(self, key: str) -> bool:
+        """Tell whether the file is there."""
+        return self._file(key).is_file()
+
+    def list_keys(self, prefix: str) -> list[str]:
+        """Return all keys below `prefix/`, temporary files left out."""
+        top = self._file(prefix)
+        found = (path for path in top.rglob("*") if path.is_file() and not path.name.endswith(".tmp"))
+        return sorted(str(path.relative_to(self._directory)) for path in found)
+
+    def move_prefix(self, source: str, target: str) -> None:
+        """Rename a directory."""
+        destination = self._file(target)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        self._file(source).rename(destination)
+        _fsync_directory(destination.parent)
+
+    def free_bytes(self) -> int | None:
+        """Return what this user may still write."""
+        return shutil.disk_usage(self._directory).free
+
+
+@contextlib.contextmanager
+def _full_disk_is_typed(target: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFullError(f"no space left writing {target}; free space there and resume") from None
+
+
+def _fsync_file(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _fsync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

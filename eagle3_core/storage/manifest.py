@@ -1,0 +1,184 @@
+"""Commit a stage output by writing its manifest last; verify it on read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.config.base import Section, canonical_sha256
+from eagle3_core.errors import CorruptArtifactError, NotCommittedError, StorageFullError, UnknownSchemaError
+from eagle3_core.storage.store import ObjectStore
+
+SCHEMA = "eagle3/manifest/1"
+MANIFEST = "manifest.json"
+
+
+class FileEntry(Section):
+    """One file of an artifact."""
+
+    bytes: int = Field(ge=0)
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+
+class Manifest(Section):
+    """What an artifact consists of. No times and no hosts, so equal content has an equal manifest."""
+
+    schema_version: Literal["eagle3/manifest/1"]
+    kind: Kind
+    inputs: dict[str, str] = Field(description="Input name to manifest sha256.")
+    files: dict[str, FileEntry]
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A committed artifact, opened."""
+
+    store: ObjectStore
+    ref: Ref
+    manifest: Manifest
+
+    def path(self, name: str) -> Path:
+        """Return a local file with the content of `name`, its size checked.
+
+        Raises:
+            CorruptArtifactError: the file is missing or has another size.
+        """
+        entry = self.manifest.files.get(name)
+        where = f"{self.store.root}/{self.ref.key}/{name}"
+        if entry is None:
+            raise CorruptArtifactError(f"{where}: not in the manifest, which has {sorted(self.manifest.files)}")
+        try:
+            local = self.store.local_path(f"{self.ref.key}/{name}")
+        except FileNotFoundError:
+            raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found no file; repair it") from None
+        found = local.stat().st_size
+        if found != entry.bytes:
+            raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found {found}; repair it")
+        return local
+
+    def verified_path(self, name: str) -> Path:
+        """Return `path(name)` after comparing its sha256 with the manifest."""
+        local = self.path(name)
+        found = file_sha256(local)
+        wanted = self.manifest.files[name].sha256
+        if found != wanted:
+            where = f"{self.store.root}/{self.ref.key}/{name}"
+            raise CorruptArtifactError(f"{where}: expected sha256 {wanted[:12]}, found {found[:12]}; repair it")
+        return local
+
+    def json(self, name: str) -> Any:
+        """Return the parsed content of a JSON file, verified."""
+        return json.loads(self.verified_path(name).read_text(encoding="utf-8"))
+
+
+def file_sha256(path: Path) -> str:
+    """Return the sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def commit(
+    store: ObjectStore,
+    key: str,
+    staged: Path,
+    kind: Kind,
+    *,
+    inputs: Mapping[str, Ref] | None = None,
+    facts: Mapping[str, Any] | None = None,
+    ref_facts: Mapping[str, Any] | None = None,
+) -> Ref:
+    """Move every file below `staged` under `key`, then write the manifest: from that moment the artifact exists.
+
+    `facts` go into the manifest; `ref_facts` (a few numbers) also travel in the returned reference.
+
+    Raises:
+        StorageFullError: the root lacks the space; nothing is half-written under a final manifest.
+    """
+    names = sorted(str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file())
+    files = {name: FileEntry(bytes=(staged / name).stat().st_size, sha256=file_sha256(staged / name)) for name in names}
+    free, need = store.free_bytes(), sum(entry.bytes for entry in files.values())
+    if free is not None and free < need:
+        raise StorageFullError(f"{store.root}/{key}: expected {need} free bytes, found {free}; free space and resume")
+    for name in names:
+        store.put_file(staged / name, f"{key}/{name}")
+    shown = dict(ref_facts or {})
+    manifest = Manifest(
+        schema_version=SCHEMA,
+        kind=kind,
+        inputs={name: ref.manifest_sha256 for name, ref in sorted((inputs or {}).items())},
+        files=files,
+        facts={**shown, **(facts or {}), "shown": sorted(shown)},
+    )
+    values = manifest.model_dump(mode="json")
+    store.write_bytes(f"{key}/{MANIFEST}", json.dumps(values, indent=1, sort_keys=True).encode())
+    return Ref(kind=kind, key=key, manifest_sha256=canonical_sha256(values), facts=shown)
+
+
+def find(store: ObjectStore, key: str) -> Ref | None:
+    """Return the reference of the artifact at `key`, or None if none is committed there."""
+    try:
+        return load(store, key).ref
+    except NotCommittedError:
+        return None
+
+
+def load(store: ObjectStore, which: Ref | str) -> Artifact:
+    """Open an artifact by reference or key; reads the manifest only.
+
+    Raises:
+        NotCommittedError: there is no manifest.
+        CorruptArtifactError: the manifest is damaged, or is not the one the reference names.
+        UnknownSchemaError: it was written by another version.
+    """
+    key = which if isinstance(which, str) else which.key
+    where = f"{store.root}/{key}/{MANIFEST}"
+    try:
+        values = json.loads(store.read_bytes(f"{key}/{MANIFEST}"))
+        schema = values.get("schema_version")
+    except FileNotFoundError:
+        raise NotCommittedError(f"{where}: expected a committed artifact, found none; run its stage first") from None
+    except (ValueError, AttributeError):
+        raise CorruptArtifactError(f"{where}: not a JSON object; repair it") from None
+    if schema != SCHEMA:
+        raise UnknownSchemaError(f"{where}: expected {SCHEMA}, found {schema!r}; upgrade eagle3-pipeline")
+    try:
+        manifest = Manifest.model_validate(values)
+    except ValidationError as error:
+        raise CorruptArtifactError(f"{where}: {error.error_count()} invalid fields; repair it") from None
+    shown = {name: manifest.facts[name] for name in manifest.facts.get("shown", []) if name in manifest.facts}
+    ref = Ref(kind=manifest.kind, key=key, manifest_sha256=canonical_sha256(values), facts=shown)
+    if isinstance(which, Ref) and which.manifest_sha256 != ref.manifest_sha256:
+        raise CorruptArtifactError(
+            f"{where}: expected manifest {which.manifest_sha256[:12]}, found {ref.manifest_sha256[:12]}; "
+            "clear the task that made it and all after it"
+        )
+    return Artifact(store, ref, manifest)
+
+
+def verify(store: ObjectStore, which: Ref | str) -> Artifact:
+    """Open an artifact and compare every byte with the manifest.
+
+    Raises:
+        CorruptArtifactError: names the first file that differs.
+    """
+    artifact = load(store, which)
+    for name in artifact.manifest.files:
+        artifact.verified_path(name)
+    return artifact
+
+
+def quarantine(store: ObjectStore, key: str, reason: str) -> str:
+    """Move whatever lies at `key` aside, with the reason beside it; return the new key. Nothing is deleted."""
+    target = f"quarantine/{key}/{uuid.uuid4().hex[:8]}"
+    store.move_prefix(key, target)
+    store.write_bytes(f"{target}/reason.json", json.dumps({"key": key, "reason": reason}).encode())
+    return target

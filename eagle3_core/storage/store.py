@@ -1,0 +1,49 @@
+"""ObjectStore: the little that artifacts need from a directory or a bucket."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+
+class ObjectStore(Protocol):
+    """Keys are relative, slash-separated paths below `root`; writes appear whole or not at all."""
+
+    @property
+    def root(self) -> str:
+        """Return the directory or the s3:// URI."""
+
+    def read_bytes(self, key: str) -> bytes:
+        """Return the object; FileNotFoundError if there is none."""
+
+    def write_bytes(self, key: str, data: bytes) -> None:
+        """Write or replace the object atomically and durably."""
+
+    def put_file(self, source: Path, key: str) -> None:
+        """Move (directory) or upload (bucket) a local file to `key`, durably; `source` is gone or disposable after."""
+
+    def local_path(self, key: str) -> Path:
+        """Return a local file with the object's content; FileNotFoundError if there is none."""
+
+    def exists(self, key: str) -> bool:
+        """Tell whether the object is there."""
+
+    def list_keys(self, prefix: str) -> list[str]:
+        """Return all keys below `prefix/`, sorted."""
+
+    def move_prefix(self, source: str, target: str) -> None:
+        """Move everything below `source/` to `target/`; for quarantine, never for commits."""
+
+    def free_bytes(self) -> int | None:
+        """Return the free space, or None where there is no such limit."""
+
+
+def open_store(root: str) -> ObjectStore:
+    """Return the store for a directory or an s3:// URI."""
+    if root.startswith("s3://"):
+        from eagle3_core.storage.s3 import S3Store
+
+        return S3Store(root)
+    from eagle3_core.storage.local import LocalStore
+
+    return LocalStore(Path(root))

@@ -1,0 +1,1 @@
+"""Train a drafter under torchrun, resumable at any moment."""
