@@ -1,0 +1,66 @@
+"""Options and error handling that the commands share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from eagle3_core.config import RunConfig
+from eagle3_core.config.recipes import load_recipe, parse_override
+from eagle3_core.errors import EXIT_CODES, Eagle3Error
+
+console = Console(stderr=True, highlight=False)
+
+Recipe = Annotated[str, typer.Argument(help="Name of a checked-in recipe (demo, smollm2, production) or a YAML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", help="Override one key: training.learning_rate=3e-5. Repeatable.", metavar="KEY=VALUE"),
+]
+Root = Annotated[
+    str,
+    typer.Option("--root", help="Where artifacts live: a directory or s3://bucket/prefix.", envvar="EAGLE3_ROOT"),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for scripts.")]
+DEFAULT_ROOT = ".eagle3/store"
+
+
+def configured(recipe: str, overrides: list[str] | None) -> RunConfig:
+    """Return the recipe with the overrides applied."""
+    return load_recipe(recipe, dict(parse_override(text) for text in overrides or []))
+
+
+@contextlib.contextmanager
+def one_line_errors() -> Iterator[None]:
+    """Turn our own errors into one line on stderr and the remedy's exit code."""
+    try:
+        yield
+    except Eagle3Error as error:
+        message = " ".join(str(error).split())
+        print(f"error: [{type(error).__name__}] {message}", file=sys.stderr)
+        raise typer.Exit(EXIT_CODES[error.remedy]) from None
+
+
+def print_json(values: Any) -> None:
+    """Print one JSON object on stdout."""
+    print(json.dumps(values, sort_keys=True))
+
+
+def owner() -> str:
+    """Return who owns the jobs this process starts."""
+    return f"cli-{os.getpid()}"
+
+
+def human_bytes(count: float) -> str:
+    """Return for example `5.0 TB` (decimal, as disks are sold)."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 1000 or unit == "PB":
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    raise AssertionError("unreachable")

@@ -1,0 +1,93 @@
+"""`eagle3 plan`: bytes, tasks and GPU-hours before anything runs."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from eagle3_core.cli.common import (
+    DEFAULT_ROOT,
+    AsJson,
+    Overrides,
+    Root,
+    configured,
+    console,
+    human_bytes,
+    one_line_errors,
+    print_json,
+)
+from eagle3_core.config import CaptureConfig, RunConfig
+from eagle3_core.errors import ConfigError
+from eagle3_core.estimate import Estimate, Workload, estimate
+from eagle3_core.identity import read_target, resolve_prompts, resolve_target
+from eagle3_core.storage import open_store
+
+
+def plan(
+    recipe: Annotated[str | None, typer.Argument(help="Recipe to plan; or give the sizes by options.")] = None,
+    overrides: Overrides = None,
+    samples: Annotated[int | None, typer.Option(help="Number of samples.", min=1)] = None,
+    tokens: Annotated[float | None, typer.Option(help="Mean tokens of a sample.", min=1)] = None,
+    hidden_size: Annotated[int | None, typer.Option(help="Hidden size of the target.", min=1)] = None,
+    parameters: Annotated[float, typer.Option(help="Target parameters active per token, e.g. 32e9.", min=0)] = 0.0,
+    root: Root = DEFAULT_ROOT,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a run will need: bytes, tasks, GPU-hours, and whether the root has room."""
+    with one_line_errors():
+        if recipe is not None:
+            config = configured(recipe, overrides)
+            work = _from_recipe(config, samples, tokens)
+            capture = config.capture
+        elif samples and tokens and hidden_size:
+            work = Workload(samples, round(samples * tokens), hidden_size, target_parameters=parameters)
+            capture = CaptureConfig()
+        else:
+            raise ConfigError("plan: give a recipe, or --samples, --tokens and --hidden-size")
+        result = estimate(work, shard_tokens=capture.shard_tokens, max_tasks=capture.max_tasks)
+        free = open_store(root).free_bytes()
+        if as_json:
+            print_json({"workload": asdict(work), "estimate": asdict(result), "free_bytes": free})
+            return
+        console.print(_table(work, result, free))
+
+
+def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -> Workload:
+    target = read_target(resolve_target(config))
+    if samples is None:
+        with Path(resolve_prompts(config)).open("rb") as file:
+            lines = sum(1 for line in file if line.strip())
+        samples = min(lines, config.data.max_prompts or lines)
+    # Unknown before the target answers: half of the longest answer, plus a prompt of 64 tokens.
+    mean = tokens or 64 + config.data.max_new_tokens / 2
+    return Workload(
+        samples=samples,
+        tokens=round(samples * mean),
+        hidden_size=target.hidden_size,
+        num_aux=len(config.target.aux_layers or (0, 0, 0)),
+        dtype=config.capture.dtype,
+        target_parameters=target.parameters,
+        intermediate_size=config.drafter.intermediate_size or target.intermediate_size,
+        draft_vocab_size=config.drafter.draft_vocab_size,
+        ttt_steps=config.training.ttt_steps,
+        epochs=config.training.epochs,
+    )
+
+
+def _table(work: Workload, result: Estimate, free: int | None) -> Table:
+    table = Table(title="What the run will need", show_header=False)
+    table.add_row("samples, tokens", f"{work.samples:,}, {work.tokens:,}")
+    table.add_row("hidden states", f"{human_bytes(result.feature_bytes)} ({result.bytes_per_token:,} bytes a token)")
+    table.add_row("capture tasks", f"{result.capture_tasks:,} for {result.shards:,} shards' worth of tokens")
+    table.add_row("capture", f"{result.capture_gpu_hours:,.2f} GPU-hours" if work.target_parameters else "give --parameters")
+    table.add_row("training", f"{result.train_gpu_hours:,.2f} GPU-hours ({work.ttt_steps} TTT steps, {work.epochs} epochs)")
+    table.add_row("one checkpoint", human_bytes(result.checkpoint_bytes))
+    room = "no limit" if free is None else human_bytes(free)
+    short = free is not None and free < result.feature_bytes
+    table.add_row("free at the root", f"[red]{room}: not enough[/]" if short else room)
+    table.caption = "GPU-hours at 40 % of 790 TFLOP/s, one H200's bf16 matrix product."
+    return table

@@ -1,0 +1,107 @@
+"""Everything that can be checked in seconds, before any hour is spent."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from eagle3_core.artifacts import Ref
+from eagle3_core.checks import aux_layers, check_inputs
+from eagle3_core.config import RunConfig
+from eagle3_core.config.base import canonical_sha256
+from eagle3_core.context import StageContext
+from eagle3_core.engine.fingerprint import require_known_good
+from eagle3_core.engine.launch import LaunchPlan, validate
+from eagle3_core.engine.platform import resolve_device
+from eagle3_core.errors import Eagle3Error, PreflightError, StorageFullError
+from eagle3_core.estimate import feature_bytes_per_token
+from eagle3_core.identity import read_target, resolve_target
+from eagle3_core.storage import ObjectStore
+
+
+def run(context: StageContext) -> Ref:
+    """Run every check, report all findings together; never reused, because machines change.
+
+    Raises:
+        PreflightError: lists what is wrong, one clause each.
+    """
+    config, store = context.run, context.store
+    check_inputs(config, store)
+    checks: dict[str, Callable[[], Any]] = {
+        "space": lambda: _space(config, store),
+        "template": lambda: _template(config),
+        "engine": lambda: require_known_good(),
+        "flags": lambda: _flags(context),
+        "shared memory": _shared_memory,
+        "host": lambda: {"python": platform.python_version(), "device": resolve_device(config.serving.device)},
+    }
+    found: dict[str, Any] = {}
+    problems: list[str] = []
+    for number, (name, check) in enumerate(checks.items()):
+        context.progress.update(number, len(checks), "checks", check=name)
+        try:
+            found[name] = check()
+        except Eagle3Error as error:
+            problems.append(str(error))
+    if problems:
+        raise PreflightError("; ".join(problems))
+    staged = context.staged()
+    (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+    context.progress.update(len(checks), len(checks), "checks")
+    return context.commit(staged, ref_facts={"checks": len(checks)})
+
+
+def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
+    """Compare the most the features can take with what the root has free."""
+    from eagle3_core.identity import checked_prompts, resolve_prompts
+
+    shape = read_target(resolve_target(config))
+    prompts = checked_prompts(resolve_prompts(config))
+    count = min(prompts, config.data.max_prompts or prompts)
+    layers = len(aux_layers(config.target, shape))
+    # Expected, not the worst case: half of the longest answer, plus a prompt of 64 tokens.
+    tokens = count * (64 + config.data.max_new_tokens // 2)
+    need = tokens * feature_bytes_per_token(shape.hidden_size, layers, config.capture.dtype)
+    free = store.free_bytes()
+    if free is not None and free < need + config.capture.reserve_bytes:
+        raise StorageFullError(
+            f"{store.root}: expected about {need:,} bytes of hidden states plus a reserve of "
+            f"{config.capture.reserve_bytes:,}, found {free:,} free; free space or lower data.max_prompts"
+        )
+    return {"need_bytes": need, "free_bytes": free}
+
+
+def _template(config: RunConfig) -> dict[str, Any]:
+    from eagle3_core.data.chat import check_template
+
+    return {"probe_answer_tokens": check_template(resolve_target(config), config.data.system_prompt)}
+
+
+def _flags(context: StageContext) -> dict[str, Any]:
+    """Ask the installed SGLang about every launch this run will make; answers are kept by content."""
+    config = context.run
+    target = resolve_target(config)
+    shape = read_target(target)
+    layers = aux_layers(config.target, shape)
+    plans = {"serve": LaunchPlan.serve(target, config.target.dtype, config.serving)}
+    plans["capture"] = LaunchPlan.capture(
+        target, config.target.dtype, config.serving, layers, config.data.max_sample_tokens
+    )
+    engine = require_known_good()
+    accepted: dict[str, Any] = {}
+    for name, plan in plans.items():
+        key = f"preflight/flags/{canonical_sha256([engine, plan.argv(0)])[:24]}.json"
+        if not context.store.exists(key):
+            context.store.write_bytes(key, json.dumps(validate(plan), default=str).encode())
+        accepted[name] = list(plan.argv(0))
+    return accepted
+
+
+def _shared_memory() -> dict[str, int]:
+    free = shutil.disk_usage("/dev/shm").free  # noqa: S108 (measured, not written)
+    if free < 64 << 20:
+        raise StorageFullError(f"/dev/shm: expected 64 MiB free for NCCL and gloo, found {free:,} bytes; enlarge it")
+    return {"free_bytes": free}
