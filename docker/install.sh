@@ -1,0 +1,102 @@
+#!/usr/bin/env bash
+# Install one locked environment: docker/install.sh airflow|engine [DIRECTORY]
+#
+# `make setup` and both images use this one path. It builds from nothing whenever its stamp is missing or differs, so an
+# interrupted build is repaired by running it again. pip does the work, not uv, so that pip's own configuration (a local
+# wheel directory, a mirror, a constraint) is honoured; the locks are complete, so pip resolves nothing.
+#
+# EAGLE3_ENGINE=cpu|gpu overrides what nvidia-smi says, for an image built on a machine without the GPU it will run on.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+name=$1
+dir=${2:-.venvs/$name}
+case $name in
+airflow) locks=(requirements-airflow.txt) ;;
+engine)
+    if nvidia-smi -L >/dev/null 2>&1; then device=gpu; else device=cpu; fi
+    if [ "${EAGLE3_ENGINE:-$device}" = gpu ]; then
+        locks=(requirements-engine-gpu.txt)
+    else
+        locks=(requirements-engine-cpu.txt requirements-torch-cpu.txt requirements-torch-cuda.txt)
+    fi
+    ;;
+*) echo "setup: expected airflow or engine, found '$name'" >&2 && exit 2 ;;
+esac
+
+log=$dir.log
+mkdir -p "$(dirname "$dir")"
+# Two set-ups at once would build into one directory.
+exec 9>"$dir.lock"
+flock 9
+
+say() { echo "setup: $name: $*"; }
+fail() {
+    echo "setup: $name: $1" >&2
+    [ ! -s "$log" ] || grep -v '^WARNING' "$log" | tail -n 5 >&2
+    exit 1
+}
+
+# The directory is part of the stamp because the scripts of an environment hold its absolute path.
+lock_stamp=$({ cat "${locks[@]}" docker/install.sh && realpath "$dir"; } | sha256sum)
+project_stamp=$(sha256sum <pyproject.toml)
+
+find_python() {
+    local python
+    for python in ${PYTHON:-python3 python3.12 python3.11}; do
+        if "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 13))' 2>/dev/null; then
+            echo "$python" && return
+        fi
+    done
+    fail "expected Python 3.11 or 3.12 as python3, found $(python3 --version 2>&1 || echo none); install one or say make PYTHON=..."
+}
+
+# Usage: pip_install COUNT LABEL ARGUMENTS...; prints a line every forty packages, because the downloads take minutes.
+pip_install() {
+    local count=$1 label=$2
+    shift 2
+    "$dir/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off --no-deps --no-compile "$@" \
+        2>>"$log" | tee -a "$log" | awk -v n="$count" -v label="setup: $name: $label" '
+            /^ *Collecting /          { if (++c % 40 == 0) { print label ": " c " of " n " fetched"; fflush() } }
+            /^Installing collected /  { if (n > 1) { print label ": installing"; fflush() } }' ||
+        fail "pip could not install $label; the whole output is in $log"
+}
+
+install_lock() { pip_install "$(grep -c '^[A-Za-z0-9]' "$1")" "$1" --require-hashes --only-binary :all: -r "$1"; }
+
+imports_torch() { "$dir/bin/python" -c 'import torch' >>"$log" 2>&1; }
+
+build() {
+    local python start=$SECONDS
+    python=$(find_python)
+    "$python" -c 'import venv, ensurepip' 2>/dev/null ||
+        fail "expected the venv module in $python, found none; on Debian or Ubuntu: apt-get install python3-venv"
+    rm -rf "$dir"
+    : >"$log"
+    say "building $dir with $("$python" --version) from ${locks[0]}"
+    "$python" -m venv "$dir" >>"$log" 2>&1 || fail "could not create $dir"
+    install_lock "${locks[0]}"
+    if [ "${locks[1]:-}" ]; then
+        # An index's ordinary wheel is a CUDA build, which does not even import without the CUDA libraries (GBs). They
+        # are fetched only where pip saw no CPU build; requirements-torch-cpu.txt says how to show it one.
+        install_lock requirements-torch-cpu.txt
+        if ! imports_torch; then
+            say "pip saw no CPU build of torch and took the CUDA build: fetching the CUDA libraries it needs (about 2 GB)"
+            install_lock requirements-torch-cuda.txt
+            imports_torch || fail "torch does not import; the whole output is in $log"
+        fi
+    fi
+    say "compiling"
+    # Some packages ship files of other Python versions or templates, which do not compile and never need to.
+    "$dir/bin/python" -m compileall -q -j 0 "$dir/lib" >>"$log" 2>&1 || true
+    echo "$lock_stamp" >"$dir/.lock-stamp"
+    say "built in $((SECONDS - start)) s"
+}
+
+if [ "$(cat "$dir/.lock-stamp" 2>/dev/null)" != "$lock_stamp" ] || ! "$dir/bin/python" -c '' 2>/dev/null; then
+    build
+fi
+if [ "$(cat "$dir/.project-stamp" 2>/dev/null)" != "$project_stamp" ]; then
+    pip_install 1 "this project" --no-build-isolation --editable .
+    echo "$project_stamp" >"$dir/.project-stamp"
+fi
