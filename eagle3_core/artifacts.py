@@ -33,7 +33,9 @@ class Ref(Section):
     """Where an artifact is and what it is: under 1 KB, safe in XCom."""
 
     kind: Kind
-    key: str = Field(description="Path below the root, for example train/3f9c...; the manifest lies at key/manifest.json.")
+    key: str = Field(
+        description="Path below the root, for example train/3f9c...; the manifest lies at key/manifest.json."
+    )
     manifest_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
     facts: dict[str, Any] = Field(default_factory=dict, description="A few numbers worth seeing in XCom.")
 

@@ -83,8 +83,12 @@ def _table(work: Workload, result: Estimate, free: int | None) -> Table:
     table.add_row("samples, tokens", f"{work.samples:,}, {work.tokens:,}")
     table.add_row("hidden states", f"{human_bytes(result.feature_bytes)} ({result.bytes_per_token:,} bytes a token)")
     table.add_row("capture tasks", f"{result.capture_tasks:,} for {result.shards:,} shards' worth of tokens")
-    table.add_row("capture", f"{result.capture_gpu_hours:,.2f} GPU-hours" if work.target_parameters else "give --parameters")
-    table.add_row("training", f"{result.train_gpu_hours:,.2f} GPU-hours ({work.ttt_steps} TTT steps, {work.epochs} epochs)")
+    table.add_row(
+        "capture", f"{result.capture_gpu_hours:,.2f} GPU-hours" if work.target_parameters else "give --parameters"
+    )
+    table.add_row(
+        "training", f"{result.train_gpu_hours:,.2f} GPU-hours ({work.ttt_steps} TTT steps, {work.epochs} epochs)"
+    )
     table.add_row("one checkpoint", human_bytes(result.checkpoint_bytes))
     room = "no limit" if free is None else human_bytes(free)
     short = free is not None and free < result.feature_bytes

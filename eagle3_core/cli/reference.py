@@ -28,7 +28,9 @@ def markdown() -> str:
 def _rows(section: type[Section]) -> Iterator[str]:
     schema = section.model_json_schema()
     for name, field in section.model_fields.items():
-        default = "required" if field.is_required() else _shown(schema["properties"][name].get("default", field.default))
+        default = (
+            "required" if field.is_required() else _shown(schema["properties"][name].get("default", field.default))
+        )
         yield f"| `{name}` | {default} | {_bounds(schema['properties'][name])} | {field.description} |"
 
 

@@ -50,4 +50,6 @@ def repair(
         if as_json:
             print_json(result)
         else:
-            console.print(f"{len(findings)} shards, {len(bad)} bad or missing, {'only checked' if check_only else 'whole again'}")
+            console.print(
+                f"{len(findings)} shards, {len(bad)} bad or missing, {'only checked' if check_only else 'whole again'}"
+            )

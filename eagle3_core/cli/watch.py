@@ -23,7 +23,11 @@ class ConsoleWatcher:
         self._task: TaskID | None = None
         self._said = 0.0
         self._bar = Progress(
-            TextColumn("{task.description}"), BarColumn(bar_width=24), TimeElapsedColumn(), console=console, transient=True
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TimeElapsedColumn(),
+            console=console,
+            transient=True,
         )
 
     def __enter__(self) -> ConsoleWatcher:
@@ -55,7 +59,9 @@ class ConsoleWatcher:
     def ended(self, title: str, ref: Ref, seconds: float) -> None:
         """Show the job's figures."""
         self._clear()
-        facts = ", ".join(f"{name} {value}" for name, value in ref.facts.items() if isinstance(value, int | float | str))
+        facts = ", ".join(
+            f"{name} {value}" for name, value in ref.facts.items() if isinstance(value, int | float | str)
+        )
         self._console.print(f"[green]done[/] {title} in {seconds:.0f} s: {facts or ref.key}")
 
     def retrying(self, title: str, error: Eagle3Error, attempt: int) -> None:

@@ -35,7 +35,7 @@ class DraftShape(Section):
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError(
                 f"{self.name}: at topk 1 SGLang silently rewrites draft tokens to steps+1 = {self.num_steps + 1}; "
-                f"for {self.num_draft_tokens} draft tokens ask for {self.num_draft_tokens - 1}/1/{self.num_draft_tokens}"
+                f"for {self.num_draft_tokens} of them ask for {self.num_draft_tokens - 1}/1/{self.num_draft_tokens}"
             )
         return self
 

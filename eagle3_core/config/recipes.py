@@ -50,7 +50,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     path, found, value = text.partition("=")
     if not found or not path:
         raise ConfigError(f"override {text!r}: expected section.key=value")
-    return path.strip(), yaml.load(value, Loader=_FloatLoader)  # noqa: S506 (a SafeLoader)
+    return path.strip(), yaml.load(value, Loader=_FloatLoader)
 
 
 def _read(name_or_path: str) -> dict[str, Any]:
@@ -60,10 +60,10 @@ def _read(name_or_path: str) -> dict[str, Any]:
         text = Path(name_or_path).read_text(encoding="utf-8")
     else:
         raise ConfigError(
-            f"recipe {name_or_path!r}: neither a file nor one of {', '.join(recipe_names())}; give one of these or a path"
+            f"recipe {name_or_path!r}: neither a file nor one of {', '.join(recipe_names())}; name one or give a path"
         )
     try:
-        values = yaml.load(text, Loader=_FloatLoader)  # noqa: S506 (a SafeLoader)
+        values = yaml.load(text, Loader=_FloatLoader)
     except yaml.YAMLError as error:
         raise ConfigError(f"recipe {name_or_path}: not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):

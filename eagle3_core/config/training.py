@@ -15,7 +15,9 @@ class TrainingConfig(Section):
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Peak learning rate, for example 3e-5.")
     epochs: float = Field(2.0, gt=0, le=1000, description="Passes over the training samples; fractions are fine.")
     batch_tokens: int = Field(8192, ge=64, le=4_194_304, description="Tokens of one optimiser step, over all ranks.")
-    row_tokens: int = Field(8192, ge=64, le=1_048_576, description="Length of one packed row; a longer sample has its own.")
+    row_tokens: int = Field(
+        8192, ge=64, le=1_048_576, description="Length of one packed row; a longer sample has its own."
+    )
     ttt_steps: int = Field(7, ge=1, le=16, description="TTT unroll depth: draft positions trained.")
     step_decay: float = Field(0.8, gt=0, le=1, description="Loss weight of TTT step s is step_decay ** s.")
     loss: Literal["kl", "lk"] = Field("kl", description="Forward KL to the target, or the acceptance loss LK.")
@@ -25,7 +27,9 @@ class TrainingConfig(Section):
     max_grad_norm: float = Field(1.0, gt=0, description="Gradient norm bound.")
     max_bad_steps: int = Field(20, ge=0, description="Skipped steps with NaN or infinite gradients before stopping.")
     seed: int = Field(0, ge=0, description="Seed of initialisation and order.")
-    precision: Literal["float32", "bfloat16"] = Field("bfloat16", description="Compute precision; weights stay float32.")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="Compute precision; weights stay float32."
+    )
     validations: int = Field(4, ge=1, le=1000, description="Validations on held-out samples, the last at the end.")
     checkpoint_every_s: float = Field(
         120.0, gt=0, description="Seconds between checkpoints.", json_schema_extra=NOT_IDENTITY

@@ -101,7 +101,7 @@ def _flags(context: StageContext) -> dict[str, Any]:
 
 
 def _shared_memory() -> dict[str, int]:
-    free = shutil.disk_usage("/dev/shm").free  # noqa: S108 (measured, not written)
+    free = shutil.disk_usage("/dev/shm").free
     if free < 64 << 20:
         raise StorageFullError(f"/dev/shm: expected 64 MiB free for NCCL and gloo, found {free:,} bytes; enlarge it")
     return {"free_bytes": free}
