@@ -29,14 +29,14 @@ class DraftShape(Section):
 
     @model_validator(mode="after")
     def _what_sglang_does_not_check(self) -> Self:
-        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
-        if self.num_draft_tokens > most:
-            raise ValueError(f"{self.name}: the tree holds at most {most} tokens (1 + topk + (steps-1)*topk^2)")
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
             raise ValueError(
                 f"{self.name}: at topk 1 SGLang silently rewrites draft tokens to steps+1 = {self.num_steps + 1}; "
                 f"for {self.num_draft_tokens} of them ask for {self.num_draft_tokens - 1}/1/{self.num_draft_tokens}"
             )
+        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
+        if self.num_draft_tokens > most:
+            raise ValueError(f"{self.name}: the tree holds at most {most} tokens (1 + topk + (steps-1)*topk^2)")
         return self
 
 
