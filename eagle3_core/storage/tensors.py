@@ -1,0 +1,61 @@
+"""Read the header of a safetensors file and check it against the file's size, without any library."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+DTYPE_BITS = {
+    "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
+    "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """Where one tensor lies: `start` and `end` are offsets in the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+def read_header(path: Path) -> dict[str, TensorHeader]:
+    """Return the tensors of a safetensors file.
+
+    Raises:
+        ValueError: the header is damaged, contradicts itself, or the file has another size than it says.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (size,)
+        if not 2 <= length <= size - 8:
+            raise ValueError("expected a safetensors header, found none")
+        raw = file.read(length)
+    try:
+        tensors = {name: _tensor(item, 8 + length) for name, item in json.loads(raw).items() if name != "__metadata__"}
+    except (ValueError, AttributeError, KeyError, TypeError):
+        raise ValueError("expected a safetensors header, found damage") from None
+    end = 8 + length
+    for name, tensor in sorted(tensors.items(), key=lambda pair: pair[1].start):
+        bits = DTYPE_BITS.get(tensor.dtype)
+        if bits is not None and tensor.end - tensor.start != math.prod(tensor.shape) * bits // 8:
+            raise ValueError(f"tensor {name}: {tensor.dtype}{list(tensor.shape)} does not fit its offsets")
+        if tensor.start != end:
+            raise ValueError(f"tensor {name}: expected offset {end}, found {tensor.start}")
+        end = tensor.end
+    if end != size:
+        raise ValueError(f"expected {end} bytes, found {size}")
+    return tensors
+
+
+def _tensor(item: Any, base: int) -> TensorHeader:
+    start, end = item["data_offsets"]
+    shape = tuple(int(size) for size in item["shape"])
+    return TensorHeader(str(item["dtype"]), shape, base + int(start), base + int(end))
