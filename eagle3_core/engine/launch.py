@@ -1,0 +1,280 @@
+"""Launch arguments of SGLang as data: what to serve, in which mode, on which device -> a tuple of arguments.
+
+Pure but for `validate`, which asks the installed SGLang in a subprocess.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from eagle3_core.config.evaluation import DraftShape
+from eagle3_core.config.serving import EngineArg, ServingConfig
+from eagle3_core.engine import plugin
+from eagle3_core.engine.layers import check_outputs_of
+from eagle3_core.engine.platform import Device, resolve_device
+from eagle3_core.errors import EngineArgsError
+
+Mode = Literal["serve", "speculate", "capture"]
+
+CPU_SITE = Path(__file__).parent / "cpu_site"
+
+_DEVICE_ARGS: dict[Device, tuple[str, ...]] = {
+    "cpu": ("--attention-backend", "intel_amx", "--sampling-backend", "pytorch", "--disable-cuda-graph"),
+    "cuda": ("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "{max_running_requests}"),
+}
+_CAPTURE_ARGS: dict[Device, tuple[str, ...]] = {
+    "cpu": ("--disable-radix-cache", "--disable-overlap-schedule"),
+    "cuda": (
+        "--disable-radix-cache",
+        "--disable-overlap-schedule",
+        "--disable-prefill-cuda-graph",
+        "--disable-decode-cuda-graph",
+    ),
+}
+# SGLang reserves a share of all memory on a CPU unless told a number.
+_CPU_TOTAL_TOKENS = 16384
+# SGLang keeps some positions of the context for itself and refuses longer prompts.
+_CONTEXT_HEADROOM = 16
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """Everything that decides how one server runs; make one by `serve`, `speculate` or `capture`."""
+
+    mode: Mode
+    target: Path
+    dtype: str
+    device: Device
+    serving: ServingConfig
+    drafter: Path | None = None
+    shape: DraftShape | None = None
+    aux_layers: tuple[int, ...] = ()
+    max_sample_tokens: int | None = None
+    model: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def serve(cls, target: Path, dtype: str, serving: ServingConfig) -> LaunchPlan:
+        """Plan a server without speculation."""
+        return cls("serve", target, dtype, resolve_device(serving.device), serving, model=read_model_config(target))
+
+    @classmethod
+    def speculate(
+        cls, target: Path, dtype: str, serving: ServingConfig, drafter: Path, shape: DraftShape
+    ) -> LaunchPlan:
+        """Plan a server that speculates with an EAGLE-3 drafter.
+
+        Raises:
+            EngineArgsError: the drafter's directory is not one SGLang would load.
+        """
+        for name in ("config.json", "model.safetensors"):
+            if not (drafter / name).is_file():
+                raise EngineArgsError(f"{drafter}: expected {name} of an exported drafter, found none; run export first")
+        device, model = resolve_device(serving.device), read_model_config(target)
+        return cls("speculate", target, dtype, device, serving, drafter=drafter, shape=shape, model=model)
+
+    @classmethod
+    def capture(
+        cls, target: Path, dtype: str, serving: ServingConfig, aux_layers: Sequence[int], max_sample_tokens: int
+    ) -> LaunchPlan:
+        """Plan a server whose prefills are captured; `aux_layers` are the layers whose OUTPUT is taken, from 0."""
+        model = read_model_config(target)
+        layers = check_outputs_of(aux_layers, int(model["num_hidden_layers"]))
+        return cls(
+            "capture", target, dtype, resolve_device(serving.device), serving, aux_layers=layers,
+            max_sample_tokens=max_sample_tokens, model=model,
+        )  # fmt: skip
+
+    def argv(self, port: int = 30000) -> tuple[str, ...]:
+        """Return the arguments after `python -m sglang.launch_server`; the user's `engine_args` come last and win."""
+        arguments = [
+            "--model-path", str(self.target), "--host", "127.0.0.1", "--port", str(port), "--device", self.device,
+            "--dtype", self.dtype, "--max-running-requests", str(self.serving.max_running_requests),
+            "--random-seed", "0", "--skip-server-warmup", "--log-level-http", "warning",
+        ]  # fmt: skip
+        if self.serving.tensor_parallel > 1:
+            arguments += ["--tp-size", str(self.serving.tensor_parallel)]
+        total = self.max_total_tokens
+        if total is not None:
+            arguments += ["--max-total-tokens", str(total)]
+        requests = str(self.serving.max_running_requests)
+        if self.mode == "capture":
+            arguments += _CAPTURE_ARGS[self.device]
+            arguments += ["--context-length", str(self.context_length)]
+        arguments += [
+            part.format(max_running_requests=requests)
+            for part in _DEVICE_ARGS[self.device]
+            if not (self.mode == "capture" and "cuda-graph-max" in part)
+        ]
+        if self.shape is not None:
+            arguments += speculative_arguments(self.drafter, self.shape)
+        return tuple(override(arguments, self.serving.engine_args))
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """KV cache size in tokens, None where SGLang decides by the GPU's memory."""
+        if self.serving.max_total_tokens is not None or self.device == "cuda":
+            return self.serving.max_total_tokens
+        return max(_CPU_TOTAL_TOKENS, 2 * self.context_length)
+
+    @property
+    def context_length(self) -> int:
+        """Longest sequence the server takes; a capture server takes whole samples, up to the target's last position."""
+        longest = int(self.model.get("max_position_embeddings") or 2048)
+        if self.mode == "capture" and self.max_sample_tokens is not None:
+            return min(longest, self.max_sample_tokens) + _CONTEXT_HEADROOM
+        return longest
+
+    def environment(self, threads: int, spool: Path | None = None) -> dict[str, str]:
+        """Return the variables this plan needs beside the caller's own."""
+        values = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        if self.device == "cpu":
+            values |= {
+                "SGLANG_USE_CPU_ENGINE": "1",
+                plugin.CPU_SITE: "1",
+                "TORCHDYNAMO_DISABLE": "1",
+                "OMP_NUM_THREADS": str(threads),
+                "CUDA_VISIBLE_DEVICES": "",
+                "PYTHONPATH": os.pathsep.join(filter(None, (str(CPU_SITE), os.environ.get("PYTHONPATH")))),
+            }
+        if spool is not None:
+            values |= {
+                plugin.CAPTURE_DIR: str(spool),
+                plugin.CAPTURE_LAYERS: ",".join(map(str, self.aux_layers)),
+                # A sample may fill the target's context to the last position.
+                "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+            }
+        return values
+
+
+def speculative_arguments(drafter: Path | None, shape: DraftShape) -> list[str]:
+    """Return the five flags of EAGLE-3; the three numbers are always given together, as SGLang asserts."""
+    return [
+        "--speculative-algorithm", "EAGLE3", "--speculative-draft-model-path", str(drafter),
+        "--speculative-num-steps", str(shape.num_steps), "--speculative-eagle-topk", str(shape.topk),
+        "--speculative-num-draft-tokens", str(shape.num_draft_tokens),
+    ]  # fmt: skip
+
+
+def override(arguments: Sequence[str], engine_args: Mapping[str, EngineArg]) -> list[str]:
+    """Return the arguments with the user's own put in place of ours; True is a bare flag, False removes one.
+
+    Raises:
+        EngineArgsError: a flag that the plan itself owns.
+    """
+    merged = list(arguments)
+    for name, value in engine_args.items():
+        flag = "--" + name.lstrip("-").replace("_", "-")
+        if flag in _OWNED:
+            raise EngineArgsError(f"serving.engine_args.{name}: this flag is set by {_OWNED[flag]}; set it there")
+        merged = _without(merged, flag)
+        if value is True:
+            merged.append(flag)
+        elif value is not False:
+            merged += [flag, str(value)]
+    return merged
+
+
+_OWNED = {
+    "--model-path": "target.model",
+    "--dtype": "target.dtype",
+    "--device": "serving.device",
+    "--tp-size": "serving.tensor_parallel",
+    "--max-running-requests": "serving.max_running_requests",
+    "--max-total-tokens": "serving.max_total_tokens",
+    "--host": "the launcher",
+    "--port": "the launcher",
+    "--speculative-algorithm": "the evaluated shape",
+    "--speculative-draft-model-path": "the evaluated shape",
+    "--speculative-num-steps": "evaluation.shapes",
+    "--speculative-eagle-topk": "evaluation.shapes",
+    "--speculative-num-draft-tokens": "evaluation.shapes",
+}
+
+
+def _without(arguments: Sequence[str], flag: str) -> list[str]:
+    kept: list[str] = []
+    skipping = False
+    for part in arguments:
+        if part.startswith("--"):
+            skipping = part == flag
+        if not skipping:
+            kept.append(part)
+    return kept
+
+
+def read_model_config(target: Path) -> Mapping[str, Any]:
+    """Return the target's config.json, its text part for a multimodal one.
+
+    Raises:
+        EngineArgsError: no readable config.json.
+    """
+    path = target / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise EngineArgsError(f"{path}: expected the target's configuration, found {error}; check target.model") from error
+    text: Mapping[str, Any] = config.get("text_config") or config
+    return {**text, "architectures": config.get("architectures", [])}
+
+
+def validate(plan: LaunchPlan, timeout_s: float = 180.0) -> dict[str, Any]:
+    """Resolve the plan's arguments with the installed SGLang, in a subprocess, and return the resolved fields.
+
+    Raises:
+        EngineArgsError: SGLang would refuse or rewrite them; one line, with the likely name of a wrong flag.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        environment = os.environ | plan.environment(1)
+        report = Path(scratch) / "report.json"
+        command = [sys.executable, "-m", "eagle3_core.engine.check_args", str(report), *plan.argv()]
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            )
+        except subprocess.TimeoutExpired as error:
+            raise EngineArgsError(f"SGLang did not check its arguments within {timeout_s:.0f} s") from error
+        if not report.exists():
+            tail = (done.stderr.strip().splitlines() or ["no output"])[-1]
+            raise EngineArgsError(f"SGLang could not be asked about its arguments (exit {done.returncode}): {tail}")
+        answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+    if "error" in answer:
+        raise EngineArgsError(str(answer["error"]))
+    resolved: dict[str, Any] = answer["resolved"]
+    compare_effective(plan, resolved)
+    return resolved
+
+
+def compare_effective(plan: LaunchPlan, effective: Mapping[str, Any]) -> None:
+    """Check that the values SGLang runs with are those that were asked for.
+
+    Raises:
+        EngineArgsError: names every field that differs.
+    """
+    shape = plan.shape
+    wanted: dict[str, Any] = {
+        "dtype": plan.dtype,
+        "device": plan.device,
+        "speculative_algorithm": "EAGLE3" if shape else None,
+        "speculative_num_steps": shape.num_steps if shape else None,
+        "speculative_eagle_topk": shape.topk if shape else None,
+        "speculative_num_draft_tokens": shape.num_draft_tokens if shape else None,
+    }
+    if plan.device == "cpu":
+        wanted["attention_backend"] = "intel_amx"
+    if plan.mode == "capture":
+        wanted["disable_radix_cache"] = True
+    wrong = [
+        f"{name}: asked {value!r}, got {effective.get(name)!r}"
+        for name, value in wanted.items()
+        if effective.get(name) != value
+    ]
+    if wrong:
+        raise EngineArgsError("SGLang runs with other arguments than asked for: " + "; ".join(wrong))
