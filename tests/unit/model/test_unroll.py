@@ -1,0 +1,164 @@
+"""The unroll against a second implementation that decodes slot by slot with a cache, as a server does."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from eagle3_core.model.unroll import Chains, unroll
+
+STEPS = 5
+
+
+def rms(x, weight, eps=1e-5):
+    return x / torch.sqrt((x * x).mean() + eps) * weight
+
+
+def turn(x, position, theta=10000.0):
+    """Rotate one head vector, pair by pair."""
+    half = len(x) // 2
+    out = x.clone()
+    for i in range(half):
+        angle = position * theta ** (-2 * i / len(x))
+        a, b = x[i], x[i + half]
+        out[i], out[i + half] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
+    return out
+
+
+class CachedDecoder:
+    """One token at a time; the cache is a list of (key heads, value heads)."""
+
+    def __init__(self, drafter):
+        self.p = {name: value.detach() for name, value in drafter.named_parameters()}
+        self.embedding, self.sizes = drafter.embed_tokens, drafter.sizes
+
+    def step(self, token, carried, position, cache):
+        p, d = self.p, self.sizes.head_dim
+        state = torch.cat((
+            rms(self.embedding[token], p["layer.input_layernorm.weight"]), rms(carried, p["layer.hidden_norm.weight"]),
+        ))  # fmt: skip
+        q, k, v = ((p[f"layer.self_attn.{n}_proj.weight"] @ state).view(-1, d) for n in "qkv")
+        cache.append((torch.stack([turn(head, position) for head in k]), v))
+        heads = []
+        for h in range(self.sizes.num_heads):
+            g = h // (self.sizes.num_heads // self.sizes.num_kv_heads)
+            query = turn(q[h], position)
+            scores = torch.stack([query @ keys[g] / math.sqrt(d) for keys, _ in cache])
+            heads.append(sum(w * values[g] for w, (_, values) in zip(scores.softmax(0), cache, strict=True)))
+        residual = carried + p["layer.self_attn.o_proj.weight"] @ torch.cat(heads)
+        inner = rms(residual, p["layer.post_attention_layernorm.weight"])
+        gate = torch.nn.functional.silu(p["layer.mlp.gate_proj.weight"] @ inner)
+        out = residual + p["layer.mlp.down_proj.weight"] @ (gate * (p["layer.mlp.up_proj.weight"] @ inner))
+        return out, p["lm_head.weight"] @ rms(out, p["norm.weight"])
+
+    def chain(self, ids, aux, slot, steps):
+        """Prefill slots 0..slot from true hidden states, then go on with the own output as carried state."""
+        cache, logits = [], []
+        for t in range(slot + 1):
+            carried, z = self.step(ids[t + 1], self.p["fc.weight"] @ aux[t], t, cache)
+        logits.append(z)
+        for k in range(1, steps):
+            carried, z = self.step(ids[slot + 1 + k], carried, slot + k, cache)
+            logits.append(z)
+        return logits
+
+
+def supervised_steps_by_definition(mask, slot, most):
+    steps = 0
+    while steps < most:
+        k = steps
+        if slot + 2 + k > len(mask) - 1 or not all(mask[slot + 1 + i] for i in range(k + 1)):
+            break
+        steps += 1
+    return steps
+
+
+def test_every_supervised_logit_equals_cached_decoding_at_every_depth(drafter, packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    with torch.no_grad():
+        found = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+    decoder, row, compared, start = CachedDecoder(drafter), 0, 0, 0
+    for length in packed.lengths:
+        part = slice(start, start + length)
+        ids, aux, mask = packed.input_ids[part], packed.aux[part], packed.loss_mask[part]
+        for slot in range(length):
+            steps = supervised_steps_by_definition(mask, slot, STEPS)
+            if not steps:
+                continue
+            for k, expected in enumerate(decoder.chain(ids, aux, slot, steps)):
+                torch.testing.assert_close(found[k][row], expected, atol=1e-5, rtol=1e-5)
+                compared += 1
+            row += 1
+        start += length
+    assert row == len(chains.rows)
+    assert compared > 60
+
+
+def test_chains_follow_the_definition_of_the_loss_mask(packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    expected, start = {}, 0
+    for length in packed.lengths:
+        mask = packed.loss_mask[start : start + length]
+        for slot in range(length):
+            if steps := supervised_steps_by_definition(mask, slot, 99):
+                expected[start + slot] = steps
+        start += length
+    assert dict(zip(chains.rows.tolist(), chains.depth.tolist(), strict=True)) == expected
+    first_answer_token = 4
+    assert first_answer_token - 1 in expected, "the slot that starts every answer must be trained"
+
+
+def test_the_label_of_a_chain_at_step_k_is_that_of_the_row_k_further(packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    for step in range(STEPS):
+        for row in chains.supervised(step).nonzero().flatten().tolist():
+            assert chains.rows[row + step] == chains.rows[row] + step
+
+
+def test_documents_in_a_row_do_not_see_each_other(drafter, packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    with torch.no_grad():
+        before = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+        ids, aux = packed.input_ids.clone(), packed.aux.clone()
+        ids[:13], aux[:13] = (ids[:13] + 1) % 50, aux[:13] + 1
+        after = list(unroll(drafter, ids, aux, chains, STEPS))
+    other = chains.rows >= 13
+    for step in range(STEPS):
+        rows = other & chains.supervised(step)
+        torch.testing.assert_close(after[step][rows], before[step][rows], atol=0, rtol=0)
+        mine = ~other & chains.supervised(step)
+        assert not torch.allclose(after[step][mine], before[step][mine])
+
+
+def test_a_slot_does_not_see_what_comes_after_its_token(drafter, packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    aux = packed.aux.clone().requires_grad_()
+    logits = next(unroll(drafter, packed.input_ids, aux, chains, 1))
+    (grad,) = torch.autograd.grad(logits[2].sum(), aux)
+    slot = int(chains.rows[2])
+    assert grad[: slot + 1].abs().sum(-1).min() > 0
+    assert grad[slot + 1 :].abs().max() == 0
+
+
+@pytest.mark.parametrize("rope", [
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
+    {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+     "original_max_position_embeddings": 32},
+    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 32},
+])  # fmt: skip
+def test_rope_settings_equal_those_of_transformers(sizes, rope):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+    from eagle3_core.model.drafter import Eagle3Drafter
+
+    scaled = sizes.model_copy(update={"rope_parameters": rope})
+    drafter = Eagle3Drafter(scaled, torch.zeros(sizes.vocab_size, sizes.hidden_size))
+    config = LlamaConfig(hidden_size=32, num_attention_heads=4, head_dim=8, max_position_embeddings=128,
+                         rope_parameters=dict(rope))  # fmt: skip
+    states, positions = torch.randn(6, 4, 8), torch.tensor([0, 1, 7, 40, 90, 127])
+    cos, sin = LlamaRotaryEmbedding(config)(states, positions[None])
+    expected, _ = apply_rotary_pos_emb(states.transpose(0, 1)[None], states.transpose(0, 1)[None], cos, sin)
+    torch.testing.assert_close(drafter.rotate(states, drafter.rope(positions)), expected[0].transpose(0, 1))
