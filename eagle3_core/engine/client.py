@@ -1,0 +1,259 @@
+"""Typed calls to a running server: generate, capture, counters. Token ids in, the server's own token ids out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import httpx
+
+from eagle3_core.engine import spool as spooled
+from eagle3_core.engine.spool import CapturedSample
+from eagle3_core.errors import CaptureMismatchError, EngineArgsError, EngineError
+
+T = TypeVar("T")
+
+_RETRIES = 3
+_DEATH_NOTICE_S = 3.0
+
+
+class EngineUnreachableError(EngineError):
+    """The server lives but does not answer; running again may help."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a continuation is chosen; temperature 0 is greedy."""
+
+    max_new_tokens: int
+    temperature: float = 0.0
+    ignore_eos: bool = False
+
+    def parameters(self) -> dict[str, Any]:
+        """Return SGLang's names."""
+        return {
+            "max_new_tokens": self.max_new_tokens,
+            "temperature": self.temperature,
+            "ignore_eos": self.ignore_eos,
+            "skip_special_tokens": False,
+        }
+
+
+@dataclass(frozen=True)
+class Generation:
+    """One answer, as the server counts it.
+
+    Attributes:
+        index: position of the prompt in what was asked for.
+        output_ids: the server's own ids, EOS included where the model wrote it.
+        spec_verify_ct: verify passes; None when the server does not speculate.
+        spec_accept_histogram: [j] = verify passes that accepted exactly j draft tokens; None without speculation.
+        latency_s: seconds from sending to the whole answer, waiting in the server's queue included.
+    """
+
+    index: int
+    output_ids: list[int]
+    finish_reason: Literal["stop", "length"]
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    spec_verify_ct: int | None
+    spec_accept_histogram: tuple[int, ...] | None
+    latency_s: float
+
+
+@dataclass(frozen=True)
+class ServerCounters:
+    """What the server has counted since its start; None where it counted nothing."""
+
+    avg_spec_accept_length: float | None
+    last_gen_throughput: float | None
+
+
+class EngineClient:
+    """A thread-safe client of one server; close it, or use it as a context manager."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        spool: Path | None = None,
+        speculating: bool = False,
+        max_running_requests: int = 16,
+        cause_of_death: Callable[[], EngineError | None] = lambda: None,
+        timeout_s: float = 3600.0,
+    ) -> None:
+        """Connect to `url`; `cause_of_death` tells a dead server from a slow one."""
+        self._spool, self._speculating, self._running = spool, speculating, max_running_requests
+        self._cause_of_death = cause_of_death
+        limits = httpx.Limits(max_connections=1024, max_keepalive_connections=64)
+        self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=10.0), limits=limits)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+    # ----------------------------------------------------------------------------------------------------- generating
+    def generate(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, concurrency: int = 16
+    ) -> Iterator[Generation]:
+        """Yield one answer per prompt as they finish, in no particular order.
+
+        Raises:
+            EngineDiedError: the server died.
+            EngineArgsError: the server refuses a prompt (too long, say).
+            EngineUnreachableError: the server does not answer.
+        """
+        yield from self._each(len(prompts), concurrency, lambda index: self._generate(index, prompts[index], sampling))
+
+    def generate_all(
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, concurrency: int = 16
+    ) -> list[Generation]:
+        """Return one answer per prompt, in order; raises as `generate`."""
+        return sorted(self.generate(prompts, sampling, concurrency=concurrency), key=lambda answer: answer.index)
+
+    def _generate(self, index: int, input_ids: Sequence[int], sampling: Sampling) -> Generation:
+        started = time.monotonic()
+        request = {"input_ids": list(input_ids), "sampling_params": sampling.parameters()}
+        reply = self._post("/generate", request, f"prompt {index} ({len(input_ids)} tokens)")
+        meta = reply["meta_info"]
+        reason = (meta.get("finish_reason") or {}).get("type")
+        if reason not in ("stop", "length"):
+            raise EngineError(f"prompt {index}: expected it to finish by stop or length, found {meta.get('finish_reason')}")
+        completion = int(meta["completion_tokens"])
+        verify = meta.get("spec_verify_ct")
+        if verify is None and self._speculating and completion <= 1:
+            verify = 0  # The only token came from the prefill.
+        histogram = meta.get("spec_correct_drafts_histogram") or meta.get("spec_accept_histogram")
+        return Generation(
+            index=index,
+            output_ids=[int(token) for token in reply["output_ids"]],
+            finish_reason=reason,
+            prompt_tokens=int(meta["prompt_tokens"]),
+            completion_tokens=completion,
+            cached_tokens=int(meta.get("cached_tokens", 0)),
+            spec_verify_ct=None if verify is None else int(verify),
+            spec_accept_histogram=tuple(int(count) for count in histogram) if histogram else (() if verify == 0 else None),
+            latency_s=time.monotonic() - started,
+        )
+
+    # ------------------------------------------------------------------------------------------------------ capturing
+    def capture(self, samples: Sequence[Sequence[int]], *, concurrency: int | None = None) -> Iterator[CapturedSample]:
+        """Yield the hidden states of each sample, in order; at most `concurrency` wait in memory.
+
+        Raises:
+            CaptureMismatchError: states are missing or belong to other tokens.
+            EngineDiedError: the server died.
+        """
+        if self._spool is None:
+            raise EngineArgsError("this server was not started by LaunchPlan.capture, it records no hidden states")
+        spool = self._spool
+        limit = concurrency or self._running
+        waiting: dict[int, CapturedSample] = {}
+        following = 0
+        for sample in self._each(len(samples), limit, lambda index: self._capture(spool, index, samples[index])):
+            waiting[sample.index] = sample
+            while following in waiting:
+                yield waiting.pop(following)
+                following += 1
+
+    def _capture(self, spool: Path, index: int, input_ids: Sequence[int]) -> CapturedSample:
+        rid = spooled.new_rid(len(input_ids))
+        request = {
+            "input_ids": list(input_ids),
+            "rid": rid,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+        }
+        reply = self._post("/generate", request, f"sample {index} ({len(input_ids)} tokens)")
+        cached = int(reply["meta_info"].get("cached_tokens", 0))
+        if cached:
+            raise CaptureMismatchError(f"sample {index}: expected no cached tokens, found {cached}; is the radix cache on?")
+        return spooled.take(spool, rid, index, input_ids, width=None)
+
+    # ---------------------------------------------------------------------------------------------------------- state
+    def server_info(self) -> dict[str, Any]:
+        """Return SGLang's effective arguments and live state."""
+        info: dict[str, Any] = self._get("/server_info")
+        return info
+
+    def counters(self) -> ServerCounters:
+        """Return what the server counted since its start."""
+        state = (self.server_info().get("internal_states") or [{}])[0]
+        length, throughput = state.get("avg_spec_accept_length"), state.get("last_gen_throughput")
+        return ServerCounters(
+            None if length is None else float(length), None if throughput is None else float(throughput)
+        )
+
+    def flush_cache(self) -> None:
+        """Forget all cached prefixes."""
+        self._send(lambda: self._http.post("/flush_cache"), "flush_cache")
+
+    # ------------------------------------------------------------------------------------------------------ transport
+    def _each(self, count: int, concurrency: int, call: Callable[[int], T]) -> Iterator[T]:
+        """Run `call` for 0..count-1 with a bounded number in flight; yield results as they finish."""
+        with ThreadPoolExecutor(max_workers=max(1, concurrency), thread_name_prefix="engine-client") as pool:
+            pending: set[Future[T]] = set()
+            following = 0
+            try:
+                while following < count or pending:
+                    while following < count and len(pending) < concurrency:
+                        pending.add(pool.submit(call, following))
+                        following += 1
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        yield future.result()
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def _post(self, path: str, body: dict[str, Any], what: str) -> dict[str, Any]:
+        reply: dict[str, Any] = self._send(lambda: self._http.post(path, json=body), what).json()
+        return reply
+
+    def _get(self, path: str) -> dict[str, Any]:
+        reply: dict[str, Any] = self._send(lambda: self._http.get(path), path).json()
+        return reply
+
+    def _send(self, call: Callable[[], httpx.Response], what: str) -> httpx.Response:
+        for attempt in range(_RETRIES):
+            try:
+                reply = call()
+            except httpx.TransportError as error:
+                self._raise_if_dead()
+                if attempt == _RETRIES - 1:
+                    raise EngineUnreachableError(
+                        f"{what}: the server lives but {_RETRIES} attempts failed: {error!r}; retry"
+                    ) from error
+                time.sleep(0.5 * (attempt + 1))
+                continue
+            if reply.status_code == 200:
+                return reply
+            message = " ".join(reply.text.split())[:400]
+            if reply.status_code == 400:
+                raise EngineArgsError(f"{what}: SGLang refuses it: {message}")
+            self._raise_if_dead()
+            raise EngineError(f"{what}: expected status 200, found {reply.status_code}: {message}")
+        raise AssertionError("unreachable")
+
+    def _raise_if_dead(self) -> None:
+        """Give a dying process a moment to be seen dead, then say so."""
+        deadline = time.monotonic() + _DEATH_NOTICE_S
+        while time.monotonic() < deadline:
+            death = self._cause_of_death()
+            if death is not None:
+                raise death
+            with suppress(httpx.HTTPError):
+                if self._http.get("/model_info", timeout=1.0).status_code == 200:
+                    return
+            time.sleep(0.1)

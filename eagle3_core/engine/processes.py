@@ -1,0 +1,64 @@
+"""A server's processes: find every one of them by a mark in its environment, and end them all."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import time
+from pathlib import Path
+
+MARK = "EAGLE3_ENGINE"
+
+
+def marked(value: str) -> list[int]:
+    """Return the living processes whose environment carries the mark; zombies count as dead."""
+    needle = f"{MARK}={value}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                carries = needle in (entry / "environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if carries and alive(int(entry.name)):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def alive(pid: int) -> bool:
+    """Return whether a process runs; a zombie does not."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        return False
+    return state not in ("Z", "X")
+
+
+def kill_marked(value: str, within_s: float = 5.0) -> list[int]:
+    """Kill every marked process and return those that are still there after the given time (none, as a rule)."""
+    deadline = time.monotonic() + within_s
+    while True:
+        left = marked(value)
+        if not left or time.monotonic() > deadline:
+            return left
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.05)
+
+
+def free_port() -> int:
+    """Return a loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def listening(port: int) -> bool:
+    """Return whether somebody listens on a loopback port."""
+    with socket.socket() as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex(("127.0.0.1", port)) == 0

@@ -1,0 +1,217 @@
+"""Run one SGLang server as a context manager: it is ready when it has really generated, and gone when the block ends."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from eagle3_core.engine import log as server_log
+from eagle3_core.engine import processes
+from eagle3_core.engine.client import EngineClient, Sampling
+from eagle3_core.engine.launch import LaunchPlan, compare_effective
+from eagle3_core.errors import EngineDiedError, EngineError, EngineStartError
+
+# A GPU server gets time to end by itself; a CPU server has nothing to give back, and SGLang drains in steps of 5 s.
+_GRACE_S = {"cuda": 10.0, "cpu": 0.5}
+_WATCH_S = 0.25
+
+
+class SglangServer:
+    """Owns one server: its processes, its port, its log and, for a capture plan, its spool.
+
+    The server dies with this process (even by kill -9), and carries the environment of its job, so that the job's
+    supervisor can find it too.
+    """
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        *,
+        log: Path,
+        startup_timeout_s: float = 600.0,
+        threads: int = 2,
+        on_phase: Callable[[str], None] | None = None,
+    ) -> None:
+        """Prepare; nothing runs before the block is entered."""
+        self.plan = plan
+        self.log = log
+        self.effective: Mapping[str, Any] = {}
+        self.ready_s = 0.0
+        self._timeout_s, self._threads = startup_timeout_s, threads
+        self._on_phase = on_phase or (lambda _text: None)
+        self._mark = uuid.uuid4().hex
+        self._port = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._spool: Path | None = None
+        self._died: str | None = None
+        self._closing = threading.Event()
+        self._watcher: threading.Thread | None = None
+
+    @property
+    def url(self) -> str:
+        """Return the base address."""
+        return f"http://127.0.0.1:{self._port}"
+
+    @property
+    def pid(self) -> int:
+        """Return the process id of the server's first process."""
+        if self._process is None:
+            raise EngineError("the server has not been started; enter its block first")
+        return self._process.pid
+
+    @property
+    def pids(self) -> list[int]:
+        """Return every living process of this server."""
+        return processes.marked(self._mark)
+
+    def client(self) -> EngineClient:
+        """Return a client that notices the server's death."""
+        return EngineClient(
+            self.url,
+            spool=self._spool,
+            speculating=self.plan.mode == "speculate",
+            max_running_requests=self.plan.serving.max_running_requests,
+            cause_of_death=self.cause_of_death,
+        )
+
+    def cause_of_death(self) -> EngineDiedError | None:
+        """Return the error to raise if the server has died since it was ready."""
+        process = self._process
+        if self._died is None and process is not None and process.poll() is not None:
+            self._died = f"exit status {process.returncode}"
+        if self._died is None:
+            return None
+        return EngineDiedError(
+            f"the SGLang server died ({self._died}); last log line: {server_log.last_reason(self.log)} [{self.log}]"
+        )
+
+    # ------------------------------------------------------------------------------------------------------- starting
+    def __enter__(self) -> Self:
+        started = time.monotonic()
+        try:
+            self._start()
+            self._wait_until_it_generates(started)
+            self._read_back()
+        except BaseException:
+            self._stop(kill=True)
+            raise
+        self.ready_s = time.monotonic() - started
+        self._watcher = threading.Thread(target=self._watch, args=(self.pids,), name="engine-watch", daemon=True)
+        self._watcher.start()
+        self._on_phase(f"engine: ready after {self.ready_s:.1f} s")
+        return self
+
+    def _start(self) -> None:
+        self._port = processes.free_port()
+        if self.plan.mode == "capture":
+            base = Path("/dev/shm")
+            room = base.is_dir() and os.access(base, os.W_OK) and shutil.disk_usage(base).free > 1 << 30
+            self._spool = Path(tempfile.mkdtemp(prefix="eagle3-spool-", dir=base if room else self.log.parent))
+        environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
+        command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        self._on_phase("engine: starting SGLang")
+        with self.log.open("ab") as output:
+            output.write(f"$ {' '.join(command)}\n".encode())
+            output.flush()
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
+            )
+
+    def _wait_until_it_generates(self, started: float) -> None:
+        """Poll until a real request has been answered.
+
+        Raises:
+            EngineStartError: the process ended or the time is up.
+        """
+        shown = 0
+        assert self._process is not None
+        while True:
+            if self._process.poll() is not None:
+                raise EngineStartError(
+                    f"SGLang ended with status {self._process.returncode} before it was ready: "
+                    f"{server_log.last_reason(self.log)} [{self.log}]"
+                )
+            if time.monotonic() - started > self._timeout_s:
+                raise EngineStartError(
+                    f"SGLang was not ready within {self._timeout_s:.0f} s: {server_log.last_reason(self.log)} "
+                    f"[{self.log}]; raise serving.startup_timeout_s or read the log"
+                )
+            phases = server_log.phases(self.log.read_text(encoding="utf-8", errors="replace"))
+            for phase in phases[shown:]:
+                self._on_phase(phase)
+            shown = len(phases)
+            if processes.listening(self._port) and self._generates():
+                return
+            time.sleep(0.2)
+
+    def _generates(self) -> bool:
+        try:
+            if httpx.get(f"{self.url}/model_info", timeout=5.0).status_code != 200:
+                return False
+        except httpx.HTTPError:
+            return False
+        prompt = [min(1, int(self.plan.model.get("vocab_size", 2)) - 1)] * 3
+        with self.client() as client:
+            if self.plan.mode == "capture":
+                # Proof that the plugin is in place: a server without it would spool nothing.
+                next(iter(client.capture([prompt])))
+            else:
+                client.generate_all([prompt], Sampling(max_new_tokens=1))
+        return True
+
+    def _read_back(self) -> None:
+        with self.client() as client:
+            info = client.server_info()
+        compare_effective(self.plan, info)
+        self.effective = info
+
+    def _watch(self, pids: list[int]) -> None:
+        """Turn the death of any of the server's processes into the death of all: requests in flight then fail at once."""
+        while not self._closing.wait(_WATCH_S):
+            gone = [pid for pid in pids if not processes.alive(pid)]
+            if gone and not self._closing.is_set():
+                self._died = f"its process {gone[0]} is gone"
+                processes.kill_marked(self._mark)
+                return
+
+    # ------------------------------------------------------------------------------------------------------- stopping
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        left = self._stop(kill=error is not None)
+        if left and error is None:
+            raise EngineError(f"SGLang could not be stopped: {left}")
+
+    def _stop(self, *, kill: bool) -> str:
+        """End every process; return what is left, empty for nothing."""
+        self._closing.set()
+        process = self._process
+        if process is not None and not kill and process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_GRACE_S[self.plan.device])
+            except subprocess.TimeoutExpired:
+                self._on_phase("engine: ending SGLang")
+        left = processes.kill_marked(self._mark)
+        if process is not None:
+            process.wait()
+        if self._watcher is not None:
+            self._watcher.join()
+        if self._spool is not None:
+            shutil.rmtree(self._spool, ignore_errors=True)
+        busy = process is not None and processes.listening(self._port)
+        return f"processes {left}" * bool(left) + f" port {self._port}" * busy
