@@ -1,0 +1,120 @@
+"""`python -m eagle3_core.jobs.supervisor DIRECTORY`: run one job's command, and leave nothing behind when it ends.
+
+The supervisor is a session of its own, so it outlives whoever started it; its lease bounds for how long.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.jobs.files import COMMAND, EXIT, LEASE, read_json, write_json
+from eagle3_core.jobs.processes import become_subreaper, die_with_parent, kill_children, sweep
+
+LEASE_EXPIRED = 124
+TERMINATED = 143
+_SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
+
+
+class Lease:
+    """Expires when nobody renewed it for `seconds` of this process's own running time.
+
+    A laptop that slept, or a whole machine that was stopped, loses nothing: gaps between looks do not count.
+    """
+
+    def __init__(self, file: Path, seconds: float) -> None:
+        """Watch the modification time of `file`."""
+        self._file, self._seconds = file, seconds
+        self._renewed = self._looked = time.monotonic()
+        self._stamp = self._mtime()
+
+    def _mtime(self) -> int:
+        return self._file.stat().st_mtime_ns if self._file.exists() else 0
+
+    def expired(self) -> bool:
+        """Look once."""
+        now = time.monotonic()
+        self._renewed += max(0.0, now - self._looked - 5.0)
+        self._looked = now
+        if (stamp := self._mtime()) != self._stamp:
+            self._stamp, self._renewed = stamp, now
+        return now - self._renewed > self._seconds
+
+
+def main(directory: Path) -> int:
+    """Run the command to its end, sweep, record the exit code."""
+    for descriptor in [int(name) for name in os.listdir("/proc/self/fd") if int(name) > 2]:  # noqa: PTH208
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed already
+            os.close(descriptor)
+    command = read_json(directory / COMMAND)
+    assert command is not None, directory
+    become_subreaper()
+    # Blocked and waited for by sigtimedwait: no handler runs in the middle of anything.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    sweep(directory)
+    _say(f"attempt {command['attempt']}: {' '.join(command['argv'])}")
+    code = _run(directory, command)
+    sweep(directory)
+    kill_children()
+    if code != 0:
+        _say(f"ended with code {code}")
+    write_json(directory / EXIT, {"code": code, "attempt": command["attempt"], "at": time.time()})
+    return code
+
+
+def _run(directory: Path, command: dict[str, Any]) -> int:
+    lease = Lease(directory / LEASE, command["lease_s"])
+    parent = os.getpid()
+
+    def in_child() -> None:
+        die_with_parent(parent)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+    child = subprocess.Popen(
+        command["argv"], cwd=command["cwd"], stdin=subprocess.DEVNULL, preexec_fn=in_child, start_new_session=True
+    )
+    while True:
+        received = signal.sigtimedwait(_SIGNALS, 1.0)
+        if (code := _reaped(child.pid)) is not None:
+            return code
+        if received is not None and received.si_signo == signal.SIGTERM:
+            _say("asked to end")
+            _terminate(child.pid, command["grace_s"])
+            return TERMINATED
+        if lease.expired():
+            _say(f"nobody renewed the lease for {command['lease_s']:.0f} s, ending")
+            _terminate(child.pid, command["grace_s"])
+            return LEASE_EXPIRED
+
+
+def _reaped(child: int) -> int | None:
+    """Reap everything that ended, adopted orphans too; return the command's exit code if it is among them."""
+    code = None
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            if ended[0] == child:
+                code = os.waitstatus_to_exitcode(ended[1])
+    return code
+
+
+def _terminate(child: int, grace_s: float) -> None:
+    """Ask the command to end and give it `grace_s` seconds; the sweep does the rest."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGTERM)
+    end = time.monotonic() + grace_s
+    while _reaped(child) is None and time.monotonic() < end:
+        signal.sigtimedwait((signal.SIGCHLD,), 0.2)
+
+
+def _say(text: str) -> None:
+    print(f"supervisor: {text}", flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))
