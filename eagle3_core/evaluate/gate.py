@@ -1,0 +1,102 @@
+"""Judge a drafter: figures and thresholds in, a verdict with reasons out. Pure; an unknown figure is an error."""
+
+from __future__ import annotations
+
+import math
+
+from pydantic import Field
+
+from eagle3_core.config.base import Section
+from eagle3_core.config.evaluation import GateConfig
+from eagle3_core.errors import NotSpeculatingError
+
+DEAD_BELOW = 1.05
+"""Below this acceptance length the drafter proposes nothing useful, however good the answers look."""
+
+
+class Figures(Section):
+    """What the primary shape measured."""
+
+    shape: str
+    acceptance_length: float | None = Field(description="SGLang's, pooled; None: the server counted nothing.")
+    trainer_tau: float | None = Field(description="The trainer's chain replay at the same depth.")
+    speedup: float | None = Field(description="Output tokens per second against no speculation.")
+    equal_answers: int = Field(ge=0)
+    compared_answers: int = Field(ge=0)
+
+
+class Check(Section):
+    """One threshold, met or not."""
+
+    name: str
+    threshold: float
+    found: float
+    passed: bool
+    reason: str
+
+
+class Verdict(Section):
+    """All checks must pass; `summary` is one sentence for people."""
+
+    passed: bool
+    checks: tuple[Check, ...]
+    summary: str
+
+
+def judge(figures: Figures, gate: GateConfig) -> Verdict:
+    """Compare every figure with its threshold.
+
+    Raises:
+        NotSpeculatingError: a figure is unknown; unknown is never taken for 0 or 1.
+    """
+    acceptance = _known(figures.acceptance_length, "acceptance length", figures.shape)
+    trainer_tau = _known(figures.trainer_tau, "trainer tau", figures.shape)
+    speedup = _known(figures.speedup, "speedup", figures.shape)
+    if acceptance < 1 or trainer_tau < 1:
+        raise NotSpeculatingError(
+            f"{figures.shape}: an acceptance length is at least 1, found {acceptance} and trainer tau {trainer_tau}"
+        )
+    if figures.compared_answers == 0:
+        raise NotSpeculatingError(f"{figures.shape}: no answer was compared with its counterpart without speculation")
+    agreement = figures.equal_answers / figures.compared_answers
+    disagreement = abs(acceptance - trainer_tau) / trainer_tau
+    checks = (
+        _at_least("acceptance length", acceptance, gate.min_acceptance_length, "served acceptance length"),
+        _at_least("speedup", speedup, gate.min_speedup, "speed against no speculation"),
+        _at_most("tau disagreement", disagreement, gate.max_tau_disagreement,
+                 f"served {acceptance:.2f} against the trainer's {trainer_tau:.2f}"),
+        _at_least("equal answers", agreement, gate.min_token_agreement,
+                  f"{figures.equal_answers} of {figures.compared_answers} answers equal token by token"),
+    )  # fmt: skip
+    passed = all(check.passed for check in checks)
+    return Verdict(passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, speedup, checks))
+
+
+def _known(value: float | None, name: str, shape: str) -> float:
+    if value is None or not math.isfinite(value):
+        raise NotSpeculatingError(f"{shape}: {name} is unknown ({value}); a gate cannot judge what nobody measured")
+    return value
+
+
+def _at_least(name: str, found: float, threshold: float, what: str) -> Check:
+    passed = found >= threshold
+    return Check(name=name, threshold=threshold, found=found, passed=passed,
+                 reason=f"{what}: {found:.3g}, at least {threshold:.3g} asked")  # fmt: skip
+
+
+def _at_most(name: str, found: float, threshold: float, what: str) -> Check:
+    passed = found <= threshold
+    return Check(name=name, threshold=threshold, found=found, passed=passed,
+                 reason=f"{what}: {found:.1%} apart, at most {threshold:.1%} allowed")  # fmt: skip
+
+
+def _summary(shape: str, acceptance: float, speedup: float, checks: tuple[Check, ...]) -> str:
+    failed = [check.name for check in checks if not check.passed]
+    if acceptance < DEAD_BELOW:
+        return (f"Refused: at {shape} the drafter contributes nothing (acceptance length {acceptance:.2f}); check the "
+                "parameter names, d2t, the aux layers and that the algorithm is EAGLE3.")  # fmt: skip
+    pace = f"{speedup:.2f} times the speed of no speculation"
+    if speedup < 1:
+        pace = f"slower than no speculation ({speedup:.2f} times its speed)"
+    head = f"Refused for {', '.join(failed)}" if failed else "Passed"
+    return f"{head}: at {shape} acceptance length {acceptance:.2f}, {pace}."

@@ -1,0 +1,178 @@
+"""Does the exported directory behave like the trained drafter? Figures, negative controls and the verdict on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from eagle3_core.config.base import Section
+from eagle3_core.errors import NotSpeculatingError, ParityError
+from eagle3_core.evaluate.acceptance import Walk, chain_walk
+from eagle3_core.evaluate.reference import Reference
+from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.model.unroll import Chains, unroll
+
+MAX_LOGIT_DIFFERENCE = 1e-3
+MIN_ARGMAX_AGREEMENT = 0.999
+MAX_TAU_DIFFERENCE = 0.01
+MIN_CONTROL_LOSS = 0.10
+"""A deliberate mistake must cost more than this share of tau; else the gate could not see an accidental one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """One held-out sample of T tokens; the answer is the tokens from `first` to the end."""
+
+    input_ids: torch.Tensor  # int64 [T]
+    aux_hidden_states: torch.Tensor  # [T, A*D]
+    greedy: torch.Tensor  # int64 [T], the target's arg-max after each token, over the full vocab
+    first: int
+
+    @property
+    def rows(self) -> torch.Tensor:
+        """Return the R slots where a verify pass can start: the last known token is any answer token but the last."""
+        return torch.arange(self.first - 1, self.input_ids.numel() - 2)
+
+    def labels(self, steps: int) -> torch.Tensor:
+        """Return int64 [steps, R], what is right at step k of each row; -1 past the end."""
+        padded = torch.cat([self.greedy[:-1], self.greedy.new_full((steps,), -1)])
+        return torch.stack([padded[self.rows + 1 + step] for step in range(steps)])
+
+
+Logits = Callable[[HeldOut, int], torch.Tensor]
+"""What yields teacher-forced logits [steps, R, U] of one sample."""
+
+
+def trained_logits(network: Eagle3Drafter) -> Logits:
+    """Return the trained network's own logits, through the unroll it was trained with."""
+
+    @torch.no_grad()
+    def logits(sample: HeldOut, steps: int) -> torch.Tensor:
+        length = sample.input_ids.numel()
+        chains = Chains.build(torch.arange(length) >= sample.first, [length])
+        return torch.stack(list(unroll(network, sample.input_ids, sample.aux_hidden_states, chains, steps)))
+
+    return logits
+
+
+class Parity(Section):
+    """The figures; `losses` is the share of tau each negative control cost."""
+
+    depth: int
+    samples: int
+    positions: int
+    max_logit_difference: float
+    argmax_agreement: float
+    tau_export: float
+    tau_trainer: float
+    losses: dict[str, float]
+
+
+def compare(reference: Reference, trained: Logits, samples: Sequence[HeldOut], depth: int) -> Parity:
+    """Measure everything; judge nothing.
+
+    Raises:
+        ParityError: there is no sample to compare on.
+    """
+    if not samples:
+        raise ParityError("no held-out sample with an answer of two tokens or more; raise data.held_out_fraction")
+    equal, compared = 0, 0
+    differences = []
+    trained_walks, export_walks = [], []
+    for sample in samples:
+        right = sample.labels(depth)
+        theirs = trained(sample, depth)
+        ours = reference.unroll(sample.input_ids, sample.aux_hidden_states, depth, rows=sample.rows)
+        known = right >= 0
+        differences.append((ours - theirs)[known].abs().max())
+        equal += int((ours.argmax(-1) == theirs.argmax(-1))[known].sum())
+        compared += int(known.sum())
+        trained_walks.append(_walk(reference.proposals(theirs), right))
+        export_walks.append(_drafted(reference, sample, depth))
+    tau = _tau(export_walks)
+    losses = {
+        name: 1 - _tau([_drafted(wrong, mistake(sample), depth) for sample in samples]) / tau
+        for name, wrong, mistake in controls(reference)
+    }
+    return Parity(
+        depth=depth, samples=len(samples), positions=compared, max_logit_difference=_finite(differences),
+        argmax_agreement=equal / compared, tau_export=tau, tau_trainer=_tau(trained_walks), losses=losses,
+    )  # fmt: skip
+
+
+def controls(reference: Reference) -> Iterator[tuple[str, Reference, Callable[[HeldOut], HeldOut]]]:
+    """Yield the usual mistakes on purpose: name, a wrong reference, and what is done to each sample."""
+    head = {**reference.weights, "lm_head.weight": torch.zeros_like(reference.weights["lm_head.weight"])}
+    drafts = torch.arange(reference.target_ids.numel())
+    width = int(reference.config["hidden_size"])
+    yield "lm_head zeroed", replace(reference, weights=head), _unchanged
+    yield "d2t absolute", replace(reference, target_ids=reference.target_ids + drafts), _unchanged
+    yield "ids shifted by one", reference, _shifted
+    if int(reference.weights["model.fc.weight"].shape[1]) > width:
+        yield "aux layers permuted", reference, lambda sample: replace(
+            sample, aux_hidden_states=sample.aux_hidden_states.roll(width, dims=-1)
+        )
+
+
+def require(parity: Parity, validation_tau: float | None = None) -> None:
+    """Raise unless the export behaves like the trained drafter and the gate has power.
+
+    `validation_tau` is the trainer's own figure where it was taken on the same samples.
+
+    Raises:
+        ParityError: names the first figure out of bounds and the usual causes.
+    """
+    if not parity.max_logit_difference < MAX_LOGIT_DIFFERENCE:
+        raise ParityError(
+            f"logits of export and trained drafter differ by up to {parity.max_logit_difference:.3g}, expected below "
+            f"{MAX_LOGIT_DIFFERENCE:g}: compare norms, RoPE settings and the order of concatenation"
+        )
+    if parity.argmax_agreement < MIN_ARGMAX_AGREEMENT:
+        raise ParityError(f"export and trained drafter choose the same token at {parity.argmax_agreement:.3%} of "
+                          f"{parity.positions} positions, expected {MIN_ARGMAX_AGREEMENT:.1%}")  # fmt: skip
+    for name, tau in (("trained drafter", parity.tau_trainer), ("validation of the checkpoint", validation_tau)):
+        if tau is not None and abs(parity.tau_export - tau) > MAX_TAU_DIFFERENCE * tau:
+            raise ParityError(f"tau at depth {parity.depth}: {parity.tau_export:.4f} from the export, {tau:.4f} from "
+                              f"the {name}, expected at most {MAX_TAU_DIFFERENCE:.0%} apart")  # fmt: skip
+    for name, loss in parity.losses.items():
+        if not loss > MIN_CONTROL_LOSS:
+            raise ParityError(
+                f"the gate has no power: with {name} tau {parity.tau_export:.3f} loses {loss:.1%}, expected more than "
+                f"{MIN_CONTROL_LOSS:.0%}; a drafter this weak cannot be told from a broken one, train it longer"
+            )
+
+
+def _finite(differences: Sequence[torch.Tensor]) -> float:
+    largest = float(torch.stack(list(differences)).max())
+    if not math.isfinite(largest):
+        raise ParityError("export or trained drafter yields NaN or infinite logits; look at the training curve")
+    return largest
+
+
+def _unchanged(sample: HeldOut) -> HeldOut:
+    return sample
+
+
+def _shifted(sample: HeldOut) -> HeldOut:
+    return replace(sample, input_ids=torch.cat([sample.input_ids[:1], sample.input_ids[:-1]]))
+
+
+def _drafted(reference: Reference, sample: HeldOut, depth: int) -> Walk:
+    """Replay a server on one sample: draft from true states and own proposals, accept while they are right."""
+    logits = reference.unroll(sample.input_ids, sample.aux_hidden_states, depth, rows=sample.rows, drafting=True)
+    return _walk(reference.proposals(logits), sample.labels(depth))
+
+
+def _walk(proposed: torch.Tensor, right: torch.Tensor) -> Walk:
+    accepted = (proposed == right).long().cumprod(0).sum(0)
+    return chain_walk([*accepted.tolist(), 0], len(right))
+
+
+def _tau(walks: Sequence[Walk]) -> float:
+    try:
+        return Walk.pool(walks).accept_length
+    except NotSpeculatingError:
+        raise ParityError("every held-out answer has one token, nothing can be drafted; use longer answers") from None

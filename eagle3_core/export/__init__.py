@@ -1,0 +1,1 @@
+"""Turn a trained drafter into the directory SGLang loads, and parameter names of one dialect into another's."""

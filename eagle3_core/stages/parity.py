@@ -1,0 +1,93 @@
+"""Compare the export with the trained drafter on held-out samples, before any server starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from eagle3_core.artifacts import Ref
+from eagle3_core.context import StageContext
+from eagle3_core.errors import ParityError
+from eagle3_core.identity import resolve_target
+
+if TYPE_CHECKING:
+    from eagle3_core.data.features import FeatureSet
+    from eagle3_core.evaluate.parity import HeldOut
+    from eagle3_core.evaluate.reference import TargetEnds
+    from eagle3_core.model.architecture import DrafterArchitecture
+    from eagle3_core.model.drafter import Eagle3Drafter
+    from eagle3_core.storage import Artifact
+
+MAX_TOKENS = 8192
+FILE = "parity.json"
+
+
+def run(context: StageContext) -> Ref:
+    """Write `parity.json`, or refuse the export.
+
+    Raises:
+        ParityError: export and trained drafter differ, or a deliberate mistake would not be noticed.
+    """
+    if done := context.done():
+        return done
+    from eagle3_core.data.features import FeatureSet
+    from eagle3_core.evaluate.parity import compare, require, trained_logits
+    from eagle3_core.evaluate.reference import Reference, TargetEnds
+    from eagle3_core.model.architecture import CONFIG_FILE, DrafterArchitecture
+
+    drafter, checkpoint = context.input("drafter"), context.input("checkpoint")
+    for name in ("config.json", "model.safetensors"):
+        drafter.verified_path(name)
+    ends = TargetEnds.load(resolve_target(context.run))
+    reference = Reference.load(drafter.path("config.json").parent, ends)
+    sizes = DrafterArchitecture.parse(checkpoint.json(CONFIG_FILE), f"{checkpoint.ref.key}/{CONFIG_FILE}")
+    features = FeatureSet.open(context.store, context.inputs["feature_set"])
+    if tuple(features.aux_layers) != sizes.aux_layers:
+        raise ParityError(f"features are of layers {features.aux_layers}, the drafter expects {sizes.aux_layers}")
+    samples = list(_held_out(features, ends))
+    every = len(samples) == int(features.held_out.sum())
+    depth = context.run.evaluation.primary_shape.num_steps
+    context.progress.phase(f"comparing logits and tau on {len(samples)} held-out samples")
+    network = _network(checkpoint, sizes, ends, drafter.manifest.facts["dtype"])
+    parity = compare(reference, trained_logits(network), samples, depth)
+    (context.work / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
+    require(parity, _validation_tau(checkpoint, depth) if every else None)
+    staged = context.staged()
+    (staged / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
+    shown = {"tau": round(parity.tau_export, 4), "max_logit_difference": parity.max_logit_difference}
+    return context.commit(staged, facts=parity.model_dump(mode="json"), ref_facts=shown)
+
+
+def _held_out(features: FeatureSet, ends: TargetEnds) -> Iterator[HeldOut]:
+    """Yield held-out samples whose answer has a token to draft, until enough tokens are seen."""
+    from eagle3_core.evaluate.parity import HeldOut
+
+    tokens = 0
+    for index in features.held_out.nonzero()[0].tolist():
+        if tokens >= MAX_TOKENS:
+            return
+        sample = features.read(index)
+        answer = sample.loss_mask.nonzero().flatten()
+        if len(answer) < 2 or int(answer[0]) == 0:
+            continue
+        tokens += sample.input_ids.numel()
+        greedy = ends.argmax(sample.last_hidden_state)
+        yield HeldOut(sample.input_ids.long(), sample.aux_hidden_states.float(), greedy, int(answer[0]))
+
+
+def _network(checkpoint: Artifact, sizes: DrafterArchitecture, ends: TargetEnds, dtype: str) -> Eagle3Drafter:
+    """Return the trained network; weights are rounded to the export's dtype, arithmetic is float32."""
+    import torch
+    from safetensors.torch import load_file
+
+    from eagle3_core.model.drafter import Eagle3Drafter
+
+    network = Eagle3Drafter(sizes, ends.embedding)
+    weights = load_file(checkpoint.verified_path("drafter.safetensors"))
+    network.load_state_dict({name: tensor.to(getattr(torch, dtype)).float() for name, tensor in weights.items()})
+    return network
+
+
+def _validation_tau(checkpoint: Artifact, depth: int) -> float:
+    """Return the trainer's own chain figure at `depth`."""
+    return float(checkpoint.json("validation.json")["trainer_tau"][str(depth)])

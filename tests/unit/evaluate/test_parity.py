@@ -1,0 +1,142 @@
+"""The parity gate passes a faithful export, and each mistake has been seen to fail it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from eagle3_core.errors import ParityError
+from eagle3_core.evaluate.parity import MIN_CONTROL_LOSS, compare, controls, require, trained_logits
+from eagle3_core.evaluate.reference import Reference, load_as_sglang
+
+DEPTH = 5
+
+
+def measure(world, reference):
+    return compare(reference, trained_logits(world.network()), world.samples, DEPTH)
+
+
+def test_a_faithful_export_passes_and_drafts_as_the_trained_drafter_does(world):
+    parity = measure(world, world.reference())
+    require(parity, validation_tau=parity.tau_trainer)
+    assert parity.max_logit_difference < 1e-4
+    assert parity.argmax_agreement == 1.0
+    assert parity.tau_export == parity.tau_trainer
+    assert 2.0 < parity.tau_export < 4.0
+
+
+def test_each_deliberate_mistake_costs_more_than_a_tenth_of_tau(world):
+    losses = measure(world, world.reference()).losses
+    assert set(losses) == {"lm_head zeroed", "d2t absolute", "ids shifted by one", "aux layers permuted"}
+    assert min(losses.values()) > 2 * MIN_CONTROL_LOSS
+
+
+def test_the_reference_agrees_with_the_trained_network_on_random_weights_at_every_step(world):
+    generator = torch.Generator().manual_seed(3)
+    world.own = {name: torch.randn(tensor.shape, generator=generator) / 4 for name, tensor in world.own.items()}
+    reference, sample = world.reference(), world.samples[0]
+    theirs = trained_logits(world.network())(sample, DEPTH)
+    ours = reference.unroll(sample.input_ids, sample.aux_hidden_states, DEPTH, rows=sample.rows)
+    known = sample.labels(DEPTH) >= 0
+    assert (ours - theirs)[known].abs().max() < 1e-4
+    assert known[0].all()
+    assert not known[-1].all()
+
+
+@pytest.mark.parametrize("mistake", ["rope_theta", "rms_norm_eps", "swapped norms", "swapped halves", "missing norm"])
+def test_a_mistake_in_the_export_fails_on_logits(world, mistake):
+    generator = torch.Generator().manual_seed(3)
+    world.own = {name: torch.randn(tensor.shape, generator=generator) / 4 for name, tensor in world.own.items()}
+    reference = world.reference()
+    if mistake == "rope_theta":
+        world.edit_config(rope_parameters={"rope_type": "default", "rope_theta": 12.0})
+        reference = Reference.load(world.directory, world.ends)
+    elif mistake == "rms_norm_eps":
+        world.edit_config(rms_norm_eps=0.01)
+        reference = Reference.load(world.directory, world.ends)
+    else:
+        weights = dict(reference.weights)
+        prefix = "model.layers.0."
+        if mistake == "swapped norms":
+            names = prefix + "input_layernorm.weight", prefix + "hidden_norm.weight"
+            weights[names[0]], weights[names[1]] = weights[names[1]], weights[names[0]]
+        elif mistake == "swapped halves":
+            name = prefix + "self_attn.qkv_proj.weight.q_proj"
+            weights[name] = weights[name].roll(weights[name].shape[1] // 2, dims=1)
+        else:
+            weights["model.norm.weight"] = torch.ones_like(weights["model.norm.weight"])
+        reference = replace(reference, weights=weights)
+    with pytest.raises(ParityError, match="differ by up to"):
+        require(measure(world, reference))
+
+
+def test_the_controls_are_the_mistakes_they_are_named_for(world):
+    named = {name: (wrong, mistake) for name, wrong, mistake in controls(world.reference())}
+    sample = world.samples[0]
+    assert not named["lm_head zeroed"][0].weights["lm_head.weight"].any()
+    assert torch.equal(named["d2t absolute"][0].target_ids, world.reference().target_ids + torch.arange(56))
+    assert torch.equal(named["ids shifted by one"][1](sample).input_ids[1:], sample.input_ids[:-1])
+    permuted = named["aux layers permuted"][1](sample).aux_hidden_states
+    assert torch.equal(permuted[:, 16:32], sample.aux_hidden_states[:, :16])
+
+
+def test_a_drafter_too_weak_to_be_told_from_a_broken_one_fails_the_gate(world):
+    world.own["lm_head.weight"] = torch.zeros_like(world.own["lm_head.weight"])
+    with pytest.raises(ParityError, match="no power"):
+        require(measure(world, world.reference()))
+
+
+def test_another_tau_than_the_trainer_wrote_fails_the_gate(world):
+    parity = measure(world, world.reference())
+    with pytest.raises(ParityError, match="validation of the checkpoint"):
+        require(parity, validation_tau=parity.tau_export * 1.02)
+
+
+def test_nan_weights_fail_the_gate(world):
+    world.own["norm.weight"] = torch.full((16,), 1e30)
+    world.own["lm_head.weight"] = world.own["lm_head.weight"] * 1e30
+    with pytest.raises(ParityError, match="NaN or infinite"):
+        measure(world, world.reference())
+
+
+def test_no_sample_to_compare_on_is_an_error(world):
+    world.samples = []
+    with pytest.raises(ParityError, match="no held-out sample"):
+        measure(world, world.reference())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("midlayer.", "layers.0."), ("midlayer.", "model.layers.0."), ("midlayer.", "model.midlayer.")]
+)
+def test_names_sglang_understands_are_understood(world, old, new):
+    world.reference()
+    tensors = load_file(world.directory / "model.safetensors")
+    assert set(load_as_sglang({name.replace(old, new): t for name, t in tensors.items()}, "here")) == set(
+        load_as_sglang(tensors, "here")
+    )
+
+
+@pytest.mark.parametrize(("old", "new"), [("midlayer.", "layer."), ("fc.", "_orig_mod.fc."), ("lm_head.", "head.")])
+def test_names_sglang_would_drop_are_refused(world, old, new):
+    world.reference()
+    tensors = load_file(world.directory / "model.safetensors")
+    save_file({name.replace(old, new): t for name, t in tensors.items()}, world.directory / "model.safetensors")
+    with pytest.raises(ParityError, match="would drop"):
+        Reference.load(world.directory, world.ends)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"tie_word_embeddings": True},
+        {"draft_vocab_size": 64},
+        {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}},
+        {"architectures": ["LlamaForCausalLM"]},
+    ],
+)
+def test_a_config_that_contradicts_the_weights_is_refused(world, changes):
+    world.reference()
+    world.edit_config(**changes)
+    with pytest.raises(ParityError, match="export again"):
+        Reference.load(world.directory, world.ends)
