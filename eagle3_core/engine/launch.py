@@ -135,12 +135,16 @@ class LaunchPlan:
     def environment(self, threads: int, spool: Path | None = None) -> dict[str, str]:
         """Return the variables this plan needs beside the caller's own."""
         values = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        # SGLang renames its processes; their environment must stay readable for whoever looks for leftovers.
+        values["SPT_NOENV"] = "1"
         if self.device == "cpu":
             values |= {
                 "SGLANG_USE_CPU_ENGINE": "1",
                 plugin.CPU_SITE: "1",
                 "TORCHDYNAMO_DISABLE": "1",
                 "OMP_NUM_THREADS": str(threads),
+                # SGLang then imports these models first, and all others only for a class that is not among them.
+                "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagle3_models",
                 "CUDA_VISIBLE_DEVICES": "",
                 "PYTHONPATH": os.pathsep.join(filter(None, (str(CPU_SITE), os.environ.get("PYTHONPATH")))),
             }

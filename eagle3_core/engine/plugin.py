@@ -5,6 +5,7 @@ SGLang calls `register` in each of its processes. Without our environment variab
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 
 CPU_SITE = "EAGLE3_CPU_SITE"
@@ -16,12 +17,14 @@ CAPTURE_LAYERS = "EAGLE3_CAPTURE_LAYERS"
 
 LOAD_MODEL = "sglang.srt.model_executor.model_runner.ModelRunner.load_model"
 LOGITS = "sglang.srt.layers.logits_processor.LogitsProcessor.forward"
+SET_ENVIRONMENT = "sglang.srt.entrypoints.engine._set_envs_and_config"
 
 
 def register() -> None:
     """Install what the environment asks for."""
     if os.environ.get(CPU_SITE) == "1":
         _keep_cpu_backend()
+        _start_fast()
     if os.environ.get(CAPTURE_DIR):
         _install_capture()
 
@@ -34,6 +37,18 @@ def _keep_cpu_backend() -> None:
     from sglang.srt.runtime_context import override_platform
 
     override_platform(has_amx=True).install()
+
+
+def _start_fast() -> None:
+    """Fork scheduler and detokenizer instead of spawning them: on a CPU a start is all imports, and no CUDA forbids it."""
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+    HookRegistry.register(SET_ENVIRONMENT, _fork_children, HookType.AFTER)
+
+
+def _fork_children(result: object, *_args: object, **_kwargs: object) -> object:
+    multiprocessing.set_start_method("fork", force=True)
+    return result
 
 
 def _install_capture() -> None:

@@ -1,0 +1,1 @@
+"""The models that SGLang registers at once on a CPU: importing all of its models takes longer than the rest of a start."""
