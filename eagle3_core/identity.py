@@ -73,10 +73,16 @@ def resolve_target(run: RunConfig) -> Path:
 
 
 def resolve_prompts(run: RunConfig) -> Path:
-    """Return the prompt file; the word `demo` is the one that ships."""
-    if run.data.prompts == DEMO:
-        return Path(eagle3_core.demo.__file__).parent / "prompts.jsonl"
-    return Path(run.data.prompts).expanduser().resolve()
+    """Return the prompt file; the word `demo` is the one that ships.
+
+    Raises:
+        InputError: there is no such file.
+    """
+    shipped = Path(eagle3_core.demo.__file__).parent / "prompts.jsonl"
+    path = shipped if run.data.prompts == DEMO else Path(run.data.prompts).expanduser().resolve()
+    if not path.is_file():
+        raise InputError(f"prompts {path}: expected a JSONL file, found none; set data.prompts")
+    return path
 
 
 def cache_directory() -> Path:
@@ -144,6 +150,22 @@ def target_fingerprint(directory: Path) -> TargetIdentity:
         digests = dict(zip(paths, pool.map(cached_sha256, paths), strict=True))
     parts = {part: canonical_sha256({path.name: digests[path] for path in found}) for part, found in files.items()}
     return TargetIdentity(**shape.model_dump(), sha256=canonical_sha256(parts), parts=parts)
+
+
+def require_target(run: RunConfig, expected: Mapping[str, Any]) -> Path:
+    """Return the target's directory if it still holds what `expected` (a dumped identity) was taken from.
+
+    Raises:
+        TargetError: names the parts that have changed since.
+    """
+    directory = resolve_target(run)
+    found = target_fingerprint(directory)
+    if found.sha256 != expected.get("sha256"):
+        raise TargetError(
+            f"{directory}: expected the target this run began with, found another "
+            f"{', '.join(found.difference(expected))}; put the files back, or start again with prepare"
+        )
+    return directory
 
 
 def cached_sha256(path: Path) -> str:

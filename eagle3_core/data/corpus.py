@@ -1,0 +1,67 @@
+"""The prompt set and the corpus as records: what was asked, and what the target answered, in token ids."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.storage import Artifact
+
+PROMPTS = "prompts.jsonl"
+CORPUS = "corpus.jsonl"
+
+
+@dataclass(frozen=True)
+class AskedPrompt:
+    """One line of a prompt set: `input_ids` end where the target begins its answer."""
+
+    id: str
+    messages: list[dict[str, str]]
+    later_turns: list[str]
+    domain: str
+    held_out: bool
+    input_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line of a corpus: the sample's token ids are `input_ids + output_ids`, supervised on `output_ids`."""
+
+    id: str
+    domain: str
+    held_out: bool
+    input_ids: list[int]
+    output_ids: list[int]
+    finish_reason: str
+
+    @property
+    def length(self) -> int:
+        """Return the tokens of the sample."""
+        return len(self.input_ids) + len(self.output_ids)
+
+
+def read_prompt_set(artifact: Artifact) -> list[AskedPrompt]:
+    """Return the prompts of a prompt set, verified."""
+    return [AskedPrompt(**values) for values in _lines(artifact.verified_path(PROMPTS))]
+
+
+def read_corpus(artifact: Artifact) -> Iterator[Answer]:
+    """Yield the answers of a corpus, or of a chunk of one, verified."""
+    for values in _lines(artifact.verified_path(CORPUS)):
+        yield Answer(**values)
+
+
+def write_corpus(path: Path, answers: list[Answer]) -> None:
+    """Write the answers, one a line."""
+    with path.open("w", encoding="utf-8") as file:
+        for answer in answers:
+            file.write(json.dumps(asdict(answer)) + "\n")
+
+
+def _lines(path: Path) -> Iterator[Any]:
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)

@@ -1,0 +1,103 @@
+"""FeatureSet: random access to captured hidden states; opening reads lengths and names, never a tensor.
+
+N samples, T tokens of one sample, D target width, A aux layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.data.shards import FEATURES
+from eagle3_core.storage import Artifact, ObjectStore, load
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+INDEX = "index.safetensors"
+SAMPLES = "samples.json"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSample:
+    """One sample of T tokens.
+
+    Attributes:
+        input_ids: int64 [T], prompt and answer.
+        loss_mask: bool [T], true on the tokens of the answer, its EOS included.
+        aux_hidden_states: [T, A * D], lowest layer first, in the stored dtype.
+        last_hidden_state: [T, D], after the target's final norm.
+    """
+
+    input_ids: torch.Tensor
+    loss_mask: torch.Tensor
+    aux_hidden_states: torch.Tensor
+    last_hidden_state: torch.Tensor
+
+
+class FeatureSet:
+    """A sealed feature set. Shards are mapped into memory when first read; a read copies one sample's rows."""
+
+    def __init__(self, artifact: Artifact, index: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
+        """Use `open` instead."""
+        self.artifact = artifact
+        self.lengths: np.ndarray = index["length"]
+        self.supervised: np.ndarray = index["supervised"]
+        self.held_out: np.ndarray = index["held_out"]
+        self.domain: np.ndarray = index["domain"]
+        self.domains: Sequence[str] = values["domains"]
+        self.sample_ids: Sequence[str] = values["sample_ids"]
+        self.aux_layers: tuple[int, ...] = tuple(values["aux_layers"])
+        self.hidden_size: int = values["hidden_size"]
+        self.dtype: str = values["dtype"]
+        self.target: Mapping[str, Any] = values["target"]
+        self._offsets, self._shard_of = index["offset"], index["shard"]
+        self._shards: Sequence[Mapping[str, str]] = values["shards"]
+        self._open: dict[int, Any] = {}
+
+    @classmethod
+    def open(cls, store: ObjectStore, ref: Ref) -> FeatureSet:
+        """Open the feature set at `ref`.
+
+        Raises:
+            ArtifactError: it is not committed, not a feature set, or its index is damaged.
+        """
+        from safetensors.numpy import load_file
+
+        artifact = load(store, ref.expect(Kind.FEATURE_SET))
+        return cls(artifact, load_file(artifact.verified_path(INDEX)), artifact.json(SAMPLES))
+
+    def __len__(self) -> int:
+        """Return N."""
+        return len(self.sample_ids)
+
+    def read(self, sample: int) -> FeatureSample:
+        """Return one sample.
+
+        Raises:
+            CorruptArtifactError: its shard is missing, is another one than was sealed, or has another size.
+        """
+        import torch
+
+        start = int(self._offsets[sample])
+        rows = slice(start, start + int(self.lengths[sample]))
+        shard = self._shard(int(self._shard_of[sample]))
+        return FeatureSample(
+            input_ids=shard.get_slice("input_ids")[rows].to(torch.int64),
+            loss_mask=shard.get_slice("loss_mask")[rows].to(torch.bool),
+            aux_hidden_states=shard.get_slice("aux_hidden_states")[rows],
+            last_hidden_state=shard.get_slice("last_hidden_state")[rows],
+        )
+
+    def _shard(self, number: int) -> Any:
+        if number not in self._open:
+            from safetensors import safe_open
+
+            entry = self._shards[number]
+            sealed = Ref(kind=Kind.SHARD, key=entry["key"], manifest_sha256=entry["manifest_sha256"])
+            path = load(self.artifact.store, sealed).path(FEATURES)
+            self._open[number] = safe_open(str(path), framework="pt")
+        return self._open[number]

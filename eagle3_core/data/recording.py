@@ -1,0 +1,134 @@
+"""Record one shard: every sample's states once, with a canary first, in the middle and last.
+
+The canary is one sample asked for three times. Its states must come back equal: an engine that mixes up requests, loses
+rows or drifts cannot do that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from eagle3_core.data.plan import PlannedShard, ShardPlan, tokens_file
+from eagle3_core.data.shards import FEATURES, INDEX, ShardWriter, write_index
+from eagle3_core.errors import CaptureMismatchError
+from eagle3_core.storage import Artifact
+
+if TYPE_CHECKING:
+    import torch
+
+TOLERANCE = {"float32": 1e-3, "float16": 2e-2, "bfloat16": 1e-1}
+"""Largest mean relative error of a canary's rows: kernels differ with the batch; another request's rows are near 1."""
+
+
+class Captured(Protocol):
+    """What an engine hands back for one sample of T tokens: ids [T], aux [T, A*D], last [T, D]."""
+
+    @property
+    def index(self) -> int:
+        """Return the position in what was asked for."""
+
+    @property
+    def input_ids(self) -> torch.Tensor:
+        """Return the ids the engine ran."""
+
+    @property
+    def aux_hidden_states(self) -> torch.Tensor:
+        """Return the aux states."""
+
+    @property
+    def last_hidden_state(self) -> torch.Tensor:
+        """Return the last states, after the final norm."""
+
+
+Capture = Callable[[Sequence[Sequence[int]]], Iterable[Captured]]
+
+
+@dataclass(frozen=True)
+class ShardSamples:
+    """Token ids of a shard's samples, and how many of each are the answer."""
+
+    input_ids: list[list[int]]
+    supervised: list[int]
+
+    @classmethod
+    def read(cls, plan: Artifact, index: int) -> ShardSamples:
+        """Read them from the plan, verified."""
+        from safetensors.numpy import load_file
+
+        tensors = load_file(plan.verified_path(tokens_file(index)))
+        ends = tensors["lengths"].cumsum().tolist()
+        ids = tensors["input_ids"].tolist()
+        starts = [0, *ends[:-1]]
+        return cls([ids[a:b] for a, b in zip(starts, ends, strict=True)], tensors["supervised"].tolist())
+
+
+def record(
+    capture: Capture,
+    plan: ShardPlan,
+    shard: PlannedShard,
+    samples: ShardSamples,
+    directory: Path,
+    on_tokens: Callable[[int], None],
+) -> None:
+    """Write features.safetensors and index.json of one shard into `directory`.
+
+    Raises:
+        CaptureMismatchError: ids, rows or order differ, a value is not finite, or the canary's states differ.
+    """
+    canary = min(range(len(samples.input_ids)), key=lambda sample: len(samples.input_ids[sample]))
+    middle = len(samples.input_ids) // 2
+    every = list(range(len(samples.input_ids)))
+    order: list[int | None] = [None, *every[:middle], None, *every[middle:], None]
+    asked = [samples.input_ids[canary if sample is None else sample] for sample in order]
+    width = plan.hidden_size * len(plan.aux_layers)
+    writer = ShardWriter(directory / FEATURES, shard.tokens, width, plan.hidden_size, plan.dtype)
+    first: Captured | None = None
+    received = written = 0
+    for got in capture(asked):
+        if received >= len(order) or got.index != received:
+            raise CaptureMismatchError(f"capture: expected sample {received} of {len(order)}, found {got.index}")
+        sample, ids = order[received], asked[received]
+        if got.input_ids.tolist() != ids:
+            raise CaptureMismatchError(f"capture: sample {received} came back with other token ids than were sent")
+        if sample is not None:
+            writer.append(ids, samples.supervised[sample], got.aux_hidden_states, got.last_hidden_state)
+            written += len(ids)
+            on_tokens(written)
+        elif first is None:
+            first = got
+        else:
+            check_canary(first, got, plan)
+        received += 1
+    if received != len(order):
+        raise CaptureMismatchError(f"capture: expected {len(order)} samples, found {received}; recapture")
+    writer.close()
+    lengths = [len(ids) for ids in samples.input_ids]
+    write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest})
+
+
+def check_canary(first: Captured, later: Captured, plan: ShardPlan) -> None:
+    """Compare two captures of the same sample, layer by layer.
+
+    Raises:
+        CaptureMismatchError: a layer's rows differ by more than the tolerance of the target's dtype.
+    """
+    bound = TOLERANCE[plan.target_dtype]
+    pairs = {"last_hidden_state": (first.last_hidden_state, later.last_hidden_state)}
+    size = plan.hidden_size
+    for number, layer in enumerate(plan.aux_layers):
+        columns = slice(number * size, (number + 1) * size)
+        pairs[f"output of layer {layer}"] = (first.aux_hidden_states[:, columns], later.aux_hidden_states[:, columns])
+    for name, (one, other) in pairs.items():
+        if one.shape != other.shape:
+            raise CaptureMismatchError(f"canary: {name}: expected shape {tuple(one.shape)}, found {tuple(other.shape)}")
+        norms = one.double().norm(dim=1).clamp_min(1e-12)
+        # The mean over rows: a first token of huge norm must not hide the others.
+        error = float(((one.double() - other.double()).norm(dim=1) / norms).mean())
+        if not error <= bound:
+            raise CaptureMismatchError(
+                f"canary: {name}: expected equal states within {bound}, found a relative difference of {error:.3g} "
+                f"between requests {first.index} and {later.index}; the engine mixes up requests: recapture"
+            )

@@ -1,0 +1,148 @@
+"""Compare every captured shard with its plan and manifest, byte by byte, and put bad ones aside. Light."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Literal
+
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.config.base import Section
+from eagle3_core.data.plan import PlannedShard, ShardPlan, capture_key, read_plan, tokens_file
+from eagle3_core.data.shards import FEATURES, INDEX, tensor_layout
+from eagle3_core.errors import (
+    EXIT_CODES,
+    CorruptArtifactError,
+    Eagle3Error,
+    NotCommittedError,
+    UnknownSchemaError,
+)
+from eagle3_core.storage import Artifact, ObjectStore, load, open_store, quarantine, verify
+from eagle3_core.storage.tensors import read_header
+
+State = Literal["ok", "missing", "corrupt"]
+
+_READERS = 4
+
+
+@dataclass(frozen=True)
+class ShardFinding:
+    """What was found at the place of one planned shard; `manifest_sha256` is set where it is ok."""
+
+    index: int
+    state: State
+    reason: str = ""
+    manifest_sha256: str = ""
+
+
+class ShardIndex(Section):
+    """index.json of a shard."""
+
+    sample_ids: tuple[str, ...]
+    lengths: tuple[int, ...]
+    digest: str
+
+
+def inspect(store: ObjectStore, plan_ref: Ref) -> list[ShardFinding]:
+    """Return one finding for each planned shard, in order; reads every byte of all of them.
+
+    Raises:
+        ArtifactError: the plan itself is missing or damaged.
+    """
+    artifact = load(store, plan_ref)
+    plan = read_plan(artifact)
+    with ThreadPoolExecutor(_READERS) as pool:
+        return list(pool.map(lambda shard: _finding(store, artifact, plan, shard), plan.shards))
+
+
+def quarantine_bad(store: ObjectStore, plan_ref: Ref, *, dry_run: bool = False) -> list[ShardFinding]:
+    """Inspect, and move every corrupt shard to the quarantine with the reason; return all findings.
+
+    What is not "ok" is then to be captured again. With `dry_run` nothing is moved.
+    """
+    findings = inspect(store, plan_ref)
+    for finding in findings:
+        if finding.state == "corrupt" and not dry_run:
+            quarantine(store, capture_key(plan_ref, finding.index), finding.reason)
+    return findings
+
+
+def check_shard(store: ObjectStore, plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard) -> Ref:
+    """Compare one shard with its manifest (sha256 of every file) and with the plan (samples, shapes, token ids).
+
+    Raises:
+        NotCommittedError: it is not there.
+        CorruptArtifactError: names what differs.
+    """
+    artifact = verify(store, capture_key(plan_artifact.ref, shard.index))
+    where = f"{store.root}/{artifact.ref.key}"
+    expected = {"shard_plan": plan_artifact.ref.manifest_sha256}
+    if artifact.ref.kind != Kind.SHARD or artifact.manifest.inputs != expected:
+        raise CorruptArtifactError(
+            f"{where}: expected a shard of this plan, found {artifact.ref.kind} of another input"
+        )
+    index = ShardIndex.parse(artifact.json(INDEX), where)
+    if index.sample_ids != shard.sample_ids or index.digest != shard.digest:
+        raise CorruptArtifactError(
+            f"{where}: expected the {len(shard.sample_ids)} planned samples, found {len(index.sample_ids)}, "
+            f"{len(set(index.sample_ids) ^ set(shard.sample_ids))} of them others"
+        )
+    try:
+        header = read_header(artifact.path(FEATURES))
+    except ValueError as error:
+        raise CorruptArtifactError(f"{where}/{FEATURES}: {error}") from None
+    layout = tensor_layout(shard.tokens, len(plan.aux_layers) * plan.hidden_size, plan.hidden_size, plan.dtype)
+    found = {name: (tensor.dtype, tensor.shape) for name, tensor in header.items()}
+    if found != layout or sum(index.lengths) != shard.tokens:
+        raise CorruptArtifactError(f"{where}/{FEATURES}: expected {layout}, found {found}")
+    planned_ids = _raw_tensor(plan_artifact, tokens_file(shard.index), "input_ids")
+    if _raw_tensor(artifact, FEATURES, "input_ids") != planned_ids:
+        raise CorruptArtifactError(f"{where}/{FEATURES}: the token ids are not those of the plan")
+    return artifact.ref
+
+
+def _finding(store: ObjectStore, artifact: Artifact, plan: ShardPlan, shard: PlannedShard) -> ShardFinding:
+    try:
+        ref = check_shard(store, artifact, plan, shard)
+    except NotCommittedError as error:
+        return ShardFinding(shard.index, "missing", str(error))
+    # The plan was read with this version's schema, so an unknown one in its shard is damage.
+    except (CorruptArtifactError, UnknownSchemaError) as error:
+        return ShardFinding(shard.index, "corrupt", str(error))
+    return ShardFinding(shard.index, "ok", manifest_sha256=ref.manifest_sha256)
+
+
+def _raw_tensor(artifact: Artifact, name: str, tensor: str) -> bytes:
+    path = artifact.path(name)
+    place = read_header(path)[tensor]
+    with path.open("rb") as file:
+        file.seek(place.start)
+        return file.read(place.end - place.start)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Quarantine what is bad and print the indexes to capture again as a JSON list."""
+    parser = argparse.ArgumentParser(prog="python -m eagle3_core.repair", description=__doc__)
+    parser.add_argument("--root", required=True, help="directory or s3:// URI of the artifacts")
+    parser.add_argument("--plan", required=True, help="reference of the shard plan, as JSON")
+    parser.add_argument("--check-only", action="store_true", help="report; move nothing")
+    arguments = parser.parse_args(argv)
+    try:
+        plan = Ref.parse(json.loads(arguments.plan), "--plan")
+        findings = quarantine_bad(open_store(arguments.root), plan, dry_run=arguments.check_only)
+    except Eagle3Error as error:
+        sys.stderr.write(f"error: [{type(error).__name__}] {' '.join(str(error).split())}\n")
+        return EXIT_CODES[error.remedy]
+    for finding in findings:
+        if finding.state != "ok":
+            sys.stderr.write(f"shard {finding.index}: {finding.state}: {finding.reason}\n")
+    sys.stdout.write(json.dumps([finding.index for finding in findings if finding.state != "ok"]) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

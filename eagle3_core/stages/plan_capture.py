@@ -1,0 +1,121 @@
+"""Cut the corpus into shards of bounded size, and refuse what the root has no room for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from eagle3_core.artifacts import Ref
+from eagle3_core.checks import aux_layers
+from eagle3_core.config.base import canonical_sha256
+from eagle3_core.context import StageContext
+from eagle3_core.data.corpus import Answer, read_corpus
+from eagle3_core.data.plan import PLAN, SAMPLES, PlannedSample, PlannedShard, ShardPlan, cut, tokens_file
+from eagle3_core.engine.fingerprint import require_known_good
+from eagle3_core.engine.platform import resolve_device
+from eagle3_core.errors import ConfigError, StorageFullError
+from eagle3_core.estimate import feature_bytes_per_token
+from eagle3_core.identity import TargetIdentity
+
+
+def run(context: StageContext) -> Ref:
+    """Write the shard plan.
+
+    Raises:
+        ConfigError: samples longer than data.max_sample_tokens.
+        StorageFullError: the hidden states would not fit.
+    """
+    engine = {"fingerprint": require_known_good(), "device": resolve_device(context.run.serving.device)}
+    content = {"engine": canonical_sha256(engine), "max_sample_tokens": str(context.run.data.max_sample_tokens)}
+    if done := context.done(content):
+        return done
+    capture, corpus = context.run.capture, context.input("corpus")
+    target = TargetIdentity.model_validate(corpus.manifest.facts["target"])
+    answers = list(read_corpus(corpus))
+    _check_lengths(answers, context.run.data.max_sample_tokens)
+    layers = aux_layers(context.run.target, target)
+    per_token = feature_bytes_per_token(target.hidden_size, len(layers), capture.dtype)
+    tokens = sum(answer.length for answer in answers)
+    _check_space(context, per_token * tokens)
+    decides = {
+        "aux_layers": list(layers),
+        "dtype": capture.dtype,
+        "target_dtype": context.run.target.dtype,
+        "hidden_size": target.hidden_size,
+        "target": target.model_dump(mode="json"),
+        "engine": engine,
+    }
+    staged = context.staged()
+    ranges = cut([answer.length for answer in answers], capture.shard_tokens, capture.max_tasks)
+    shards = [
+        _write_shard(staged, index, [answers[position] for position in positions], decides)
+        for index, positions in enumerate(ranges)
+    ]
+    plan = ShardPlan.model_validate(
+        {**decides, "shards": shards, "max_sample_tokens": context.run.data.max_sample_tokens}
+    )
+    (staged / PLAN).write_text(json.dumps(plan.model_dump(mode="json"), indent=1), encoding="utf-8")
+    context.progress.update(len(shards), len(shards), "shards")
+    return context.commit(
+        staged,
+        content=content,
+        ref_facts={
+            "num_shards": len(shards),
+            "samples": len(answers),
+            "tokens": tokens,
+            "bytes": per_token * tokens,
+            "bytes_per_token": per_token,
+        },
+    )
+
+
+def _check_lengths(answers: Sequence[Answer], longest: int) -> None:
+    long = [answer for answer in answers if answer.length > longest]
+    if long:
+        raise ConfigError(
+            f"corpus: expected samples of at most data.max_sample_tokens {longest}, found {len(long)} longer, "
+            f"{long[0].id} of {long[0].length}; give the value the corpus was made with"
+        )
+
+
+def _check_space(context: StageContext, need: int) -> None:
+    free, reserve = context.store.free_bytes(), context.run.capture.reserve_bytes
+    if free is not None and free < need + reserve:
+        raise StorageFullError(
+            f"{context.store.root}: expected {need:,} bytes for the hidden states plus a reserve of {reserve:,}, found "
+            f"{free:,} free; free space and resume, or lower data.max_prompts"
+        )
+
+
+def _write_shard(staged: Path, index: int, answers: Sequence[Answer], decides: Mapping[str, Any]) -> PlannedShard:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    ids = [answer.input_ids + answer.output_ids for answer in answers]
+    path = staged / tokens_file(index)
+    path.parent.mkdir(exist_ok=True)
+    tensors = {
+        "input_ids": np.array([token for sample in ids for token in sample], dtype=np.int32),
+        "lengths": np.array([answer.length for answer in answers], dtype=np.int32),
+        "supervised": np.array([len(answer.output_ids) for answer in answers], dtype=np.int32),
+    }
+    save_file(tensors, path)
+    with (staged / SAMPLES).open("a", encoding="utf-8") as file:
+        for answer in answers:
+            sample = PlannedSample(
+                id=answer.id,
+                shard=index,
+                length=answer.length,
+                supervised=len(answer.output_ids),
+                held_out=answer.held_out,
+                domain=answer.domain,
+            )
+            file.write(json.dumps(sample.model_dump()) + "\n")
+    return PlannedShard(
+        index=index,
+        digest=canonical_sha256({"decides": decides, "ids": ids}),
+        sample_ids=tuple(answer.id for answer in answers),
+        tokens=int(tensors["lengths"].sum()),
+    )

@@ -1,0 +1,226 @@
+"""Let the target answer every prompt; the server's own token ids are the corpus."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.config.base import canonical_sha256
+from eagle3_core.context import StageContext
+from eagle3_core.data.corpus import CORPUS, Answer, AskedPrompt, read_corpus, read_prompt_set, write_corpus
+from eagle3_core.engine.fingerprint import require_known_good
+from eagle3_core.engine.platform import resolve_device
+from eagle3_core.errors import CorruptArtifactError, InputError
+from eagle3_core.identity import require_target
+from eagle3_core.storage import ObjectStore, commit, load, quarantine
+from eagle3_core.storage.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from eagle3_core.engine.client import EngineClient
+
+Connect = Callable[[], "EngineClient"]
+
+
+def run(context: StageContext) -> Ref:
+    """Write the corpus; answers are committed every `chunk_prompts`, so a killed run repeats at most one chunk.
+
+    Raises:
+        InputError: every answer of a split is empty.
+        EngineError: the server failed; a retry goes on from the last chunk.
+    """
+    engine = {"fingerprint": require_known_good(), "device": resolve_device(context.run.serving.device)}
+    content = {"engine": canonical_sha256(engine)}
+    if done := context.done(content):
+        return done
+    prompt_set = context.input("prompt_set")
+    facts = prompt_set.manifest.facts
+    chunks = _Chunks(context.store, f"{context.key(content)}/chunks")
+    asked = read_prompt_set(prompt_set)
+    answers: list[Answer] = []
+    too_long = 0
+    with _lazy_client(context, facts["target"]) as connect:
+        while asked:
+            found = _answer_all(context, asked, chunks, connect)
+            answers += found.values()
+            asked, dropped = _next_turns(context, asked, found)
+            too_long += dropped
+    stop_ids = set(facts["stop_ids"])
+    kept = sorted((answer for answer in answers if not _is_empty(answer, stop_ids)), key=lambda answer: answer.id)
+    counts = _counts(kept, len(answers))
+    staged = context.staged()
+    write_corpus(staged / CORPUS, kept)
+    inherited = {name: facts[name] for name in ("target", "stop_ids", "special_ids")}
+    return context.commit(
+        staged,
+        content=content,
+        facts={**inherited, "generated_by": engine, "turns_too_long": too_long,
+               "cut_off": sum(answer.finish_reason == "length" for answer in kept)},
+        ref_facts=counts,
+    )  # fmt: skip
+
+
+@dataclasses.dataclass
+class _Chunks:
+    """Answers committed so far, in sub-artifacts of the corpus."""
+
+    store: ObjectStore
+    prefix: str
+
+    def __post_init__(self) -> None:
+        """Read every committed chunk; a damaged one is put aside and its prompts are answered again."""
+        self.answers: dict[str, Answer] = {}
+        for key in self.store.list_keys(self.prefix):
+            chunk = key.removesuffix(f"/{MANIFEST}")
+            if chunk == key:
+                continue
+            try:
+                self.answers |= {answer.id: answer for answer in read_corpus(load(self.store, chunk))}
+            except CorruptArtifactError as error:
+                quarantine(self.store, chunk, str(error))
+
+    def commit(self, answers: Sequence[Answer], context: StageContext) -> None:
+        """Commit some answers; their name is that of their prompts, so no chunk is ever replaced by another."""
+        staged = context.work / "chunk"
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir(parents=True)
+        write_corpus(staged / CORPUS, list(answers))
+        name = hashlib.sha256("".join(answer.id for answer in answers).encode()).hexdigest()[:16]
+        commit(self.store, f"{self.prefix}/{name}", staged, Kind.CORPUS)
+        self.answers |= {answer.id: answer for answer in answers}
+
+
+@contextlib.contextmanager
+def _lazy_client(context: StageContext, target: Mapping[str, Any]) -> Iterator[Connect]:
+    """Yield a function that starts the engine when first called: where all answers are there, none starts."""
+    from eagle3_core.engine.launch import LaunchPlan
+    from eagle3_core.engine.server import SglangServer
+
+    run = context.run
+    clients: list[EngineClient] = []
+    with contextlib.ExitStack() as stack:
+
+        def connect() -> EngineClient:
+            if not clients:
+                plan = LaunchPlan.serve(require_target(run, target), run.target.dtype, run.serving)
+                server = SglangServer(
+                    plan,
+                    log=context.work / "sglang.log",
+                    startup_timeout_s=run.serving.startup_timeout_s,
+                    threads=run.serving.threads,
+                    on_phase=context.progress.phase,
+                )
+                clients.append(stack.enter_context(stack.enter_context(server).client()))
+            return clients[0]
+
+        yield connect
+
+
+def _answer_all(
+    context: StageContext, asked: Sequence[AskedPrompt], chunks: _Chunks, connect: Connect
+) -> dict[str, Answer]:
+    """Return an answer to every prompt by id; held-out ones are answered greedily, as they will be served."""
+    data = context.run.data
+    missing = [prompt for prompt in asked if prompt.id not in chunks.answers]
+    groups = {0.0: missing}
+    if data.temperature > 0:
+        groups = {
+            0.0: [prompt for prompt in missing if prompt.held_out],
+            data.temperature: [prompt for prompt in missing if not prompt.held_out],
+        }
+    done = len(asked) - len(missing)
+    for temperature, prompts in groups.items():
+        if prompts:
+            _answer(context, prompts, temperature, chunks, connect(), (done, len(asked)))
+            done += len(prompts)
+    return {prompt.id: chunks.answers[prompt.id] for prompt in asked}
+
+
+def _answer(
+    context: StageContext,
+    prompts: Sequence[AskedPrompt],
+    temperature: float,
+    chunks: _Chunks,
+    client: EngineClient,
+    count: tuple[int, int],
+) -> None:
+    from eagle3_core.engine.client import Sampling
+
+    run, (done, total) = context.run, count
+    sampling = Sampling(max_new_tokens=run.data.max_new_tokens, temperature=temperature)
+    finished: list[Answer] = []
+    started, tokens = time.monotonic(), 0
+    for generation in client.generate(
+        [prompt.input_ids for prompt in prompts], sampling, concurrency=run.serving.max_running_requests
+    ):
+        prompt = prompts[generation.index]
+        finished.append(
+            Answer(prompt.id, prompt.domain, prompt.held_out, prompt.input_ids, generation.output_ids,
+                   generation.finish_reason)
+        )  # fmt: skip
+        tokens += len(generation.output_ids)
+        done += 1
+        rate = tokens / max(time.monotonic() - started, 1e-6)
+        context.progress.update(done, total, "prompts", tokens_per_s=round(rate, 1), answer_tokens=tokens)
+        if len(finished) >= run.data.chunk_prompts:
+            chunks.commit(finished, context)
+            finished = []
+    if finished:
+        chunks.commit(finished, context)
+
+
+def _next_turns(
+    context: StageContext, asked: Sequence[AskedPrompt], answers: Mapping[str, Answer]
+) -> tuple[list[AskedPrompt], int]:
+    """Return the following turn of every conversation that has one, and how many would be too long."""
+    open_ones = [prompt for prompt in asked if prompt.later_turns and answers[prompt.id].output_ids]
+    if not open_ones:
+        return [], 0
+    from eagle3_core.data.chat import Chat
+    from eagle3_core.identity import resolve_target
+
+    chat, data = Chat(resolve_target(context.run)), context.run.data
+    following = []
+    for prompt in open_ones:
+        base, _, turn = prompt.id.partition(".")
+        messages = [
+            *prompt.messages,
+            {"role": "assistant", "content": chat.decode(answers[prompt.id].output_ids)},
+            {"role": "user", "content": prompt.later_turns[0]},
+        ]
+        following.append(
+            dataclasses.replace(
+                prompt,
+                id=f"{base}.{int(turn or 1) + 1}",
+                messages=messages,
+                later_turns=prompt.later_turns[1:],
+                input_ids=chat.prompt_ids(messages),
+            )
+        )
+    fitting = [turn for turn in following if len(turn.input_ids) <= data.max_sample_tokens - data.max_new_tokens]
+    return fitting, len(following) - len(fitting)
+
+
+def _is_empty(answer: Answer, stop_ids: set[int]) -> bool:
+    return all(token in stop_ids for token in answer.output_ids)
+
+
+def _counts(kept: Sequence[Answer], answered: int) -> dict[str, int]:
+    held_out = sum(answer.held_out for answer in kept)
+    if not held_out or held_out == len(kept):
+        raise InputError(
+            f"regenerate: {answered - len(kept)}/{answered} samples have no supervised token, {len(kept) - held_out} to "
+            f"train on and {held_out} held out are left, both are needed; check the chat template and data.prompts"
+        )
+    return {
+        "samples": len(kept),
+        "held_out": held_out,
+        "empty": answered - len(kept),
+        "tokens": sum(answer.length for answer in kept),
+        "answer_tokens": sum(len(answer.output_ids) for answer in kept),
+    }

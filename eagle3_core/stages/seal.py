@@ -1,0 +1,124 @@
+"""Verify every shard by content and write the index: one feature set that opens without touching the data."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from eagle3_core.artifacts import Ref
+from eagle3_core.config.base import canonical_sha256
+from eagle3_core.context import StageContext
+from eagle3_core.data.features import INDEX, SAMPLES
+from eagle3_core.data.plan import PlannedSample, ShardPlan, capture_key, read_plan, read_samples
+from eagle3_core.errors import CorruptArtifactError, NotCommittedError
+from eagle3_core.repair import ShardFinding, quarantine_bad
+from eagle3_core.storage import ObjectStore, find, load
+
+
+def run(context: StageContext) -> Ref:
+    """Write the feature set.
+
+    Raises:
+        CorruptArtifactError: shards are missing or were bad and are in quarantine; names the indexes to capture again.
+    """
+    plan_ref = context.inputs["shard_plan"]
+    artifact = load(context.store, plan_ref)
+    plan = read_plan(artifact)
+    content = _content(context.store, plan_ref, plan)
+    if content is not None and (done := context.done(content)):
+        return done
+    context.progress.phase(f"reading {len(plan.shards)} shards")
+    findings = quarantine_bad(context.store, plan_ref)
+    _refuse_bad(findings)
+    samples = read_samples(artifact)
+    _check_sets(plan, samples)
+    content = {"shards": canonical_sha256([finding.manifest_sha256 for finding in findings])}
+    staged = context.staged()
+    _write(staged, plan, plan_ref, samples, findings)
+    tokens = sum(sample.length for sample in samples)
+    supervised = sum(sample.supervised for sample in samples)
+    context.progress.update(len(findings), len(findings), "shards")
+    return context.commit(
+        staged,
+        content=content,
+        facts={"aux_layers": list(plan.aux_layers), "dtype": plan.dtype, "target": plan.target, "engine": plan.engine},
+        ref_facts={"samples": len(samples), "held_out": sum(sample.held_out for sample in samples),
+                   "tokens": tokens, "supervised": supervised, "shards": len(findings)},
+    )  # fmt: skip
+
+
+def _content(store: ObjectStore, plan_ref: Ref, plan: ShardPlan) -> Mapping[str, str] | None:
+    """Return what the name of the feature set depends on, from the manifests alone; None where one is missing."""
+    refs = []
+    for shard in plan.shards:
+        try:
+            ref = find(store, capture_key(plan_ref, shard.index))
+        except CorruptArtifactError:
+            ref = None
+        if ref is None:
+            return None
+        refs.append(ref.manifest_sha256)
+    return {"shards": canonical_sha256(refs)}
+
+
+def _refuse_bad(findings: Sequence[ShardFinding]) -> None:
+    bad = [finding for finding in findings if finding.state != "ok"]
+    if not bad:
+        return
+    indexes = ", ".join(str(finding.index) for finding in bad[:20]) + (", ..." if len(bad) > 20 else "")
+    message = (
+        f"seal: expected {len(findings)} good shards, found {len(bad)} missing or corrupt: {indexes} "
+        f"(first: {bad[0].reason}); corrupt ones are in quarantine; capture these indexes again"
+    )
+    if all(finding.state == "missing" for finding in bad):
+        raise NotCommittedError(message)
+    raise CorruptArtifactError(message)
+
+
+def _check_sets(plan: ShardPlan, samples: Sequence[PlannedSample]) -> None:
+    ids = [sample.id for sample in samples]
+    planned = [name for shard in plan.shards for name in shard.sample_ids]
+    if ids != planned or len(set(ids)) != len(ids):
+        raise CorruptArtifactError(
+            f"seal: expected {len(planned)} distinct samples as planned, found {len(ids)}, {len(set(ids))} distinct; "
+            "run plan_capture again"
+        )
+
+
+def _write(
+    staged: Path, plan: ShardPlan, plan_ref: Ref, samples: Sequence[PlannedSample], findings: Sequence[ShardFinding]
+) -> None:
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    length = np.array([sample.length for sample in samples], dtype=np.int32)
+    shard = np.array([sample.shard for sample in samples], dtype=np.int32)
+    before = np.cumsum(length, dtype=np.int64) - length
+    firsts = np.searchsorted(shard, np.arange(len(plan.shards)))
+    domains = sorted({sample.domain for sample in samples})
+    save_file(
+        {
+            "length": length,
+            "offset": before - before[firsts][shard],
+            "shard": shard,
+            "supervised": np.array([sample.supervised for sample in samples], dtype=np.int32),
+            "held_out": np.array([sample.held_out for sample in samples], dtype=np.bool_),
+            "domain": np.array([domains.index(sample.domain) for sample in samples], dtype=np.int32),
+        },
+        staged / INDEX,
+    )
+    values = {
+        "aux_layers": list(plan.aux_layers),
+        "dtype": plan.dtype,
+        "hidden_size": plan.hidden_size,
+        "target": plan.target,
+        "engine": plan.engine,
+        "domains": domains,
+        "sample_ids": [sample.id for sample in samples],
+        "shards": [
+            {"key": capture_key(plan_ref, finding.index), "manifest_sha256": finding.manifest_sha256}
+            for finding in findings
+        ],
+    }
+    (staged / SAMPLES).write_text(json.dumps(values), encoding="utf-8")
