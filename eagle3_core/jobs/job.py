@@ -80,6 +80,10 @@ class Job:
         """Return what the stage last reported."""
         return read_json(self.directory / PROGRESS)
 
+    def log_size(self) -> int:
+        """Return how long the log is, in bytes."""
+        return (self.directory / LOG).stat().st_size
+
     def log_since(self, offset: int) -> tuple[list[str], int]:
         """Return the whole lines of the log after `offset` bytes, and the next offset."""
         try:

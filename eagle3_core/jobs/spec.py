@@ -26,9 +26,7 @@ class JobSpec:
     cwd: Path
 
 
-def stage_job(
-    root: str, run_key: str, stage_name: str, inputs: Mapping[str, Ref], index: int | None = None
-) -> JobSpec:
+def stage_job(root: str, run_key: str, stage_name: str, inputs: Mapping[str, Ref], index: int | None = None) -> JobSpec:
     """Return the job of one stage, or of one element of a fanned-out stage.
 
     Raises:

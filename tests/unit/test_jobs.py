@@ -19,7 +19,9 @@ from eagle3_core.jobs.processes import Identity, members
 from eagle3_core.jobs.supervisor import LEASE_EXPIRED, Lease
 
 REF = {"kind": "corpus", "key": "regenerate/abc", "manifest_sha256": "0" * 64, "facts": {}}
-PRELUDE = f"RESULT = {json.dumps(REF)!r}" + """
+PRELUDE = (
+    f"RESULT = {json.dumps(REF)!r}"
+    + """
 import json, os, pathlib, signal, subprocess, sys, time
 job = pathlib.Path(os.environ["EAGLE3_JOB_DIR"])
 (job / "work").mkdir(exist_ok=True)
@@ -27,6 +29,7 @@ def succeed(): (job / "result.json").write_text(RESULT)
 def note(text):
     with (job / "work" / "notes").open("a") as file: file.write(text + "\\n")
 """
+)
 
 
 @pytest.fixture

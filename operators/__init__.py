@@ -1,0 +1,1 @@
+"""Airflow operators: one per stage. They start jobs in the engine environment and pass references; no ML imports."""

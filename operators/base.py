@@ -1,0 +1,127 @@
+"""StageOperator: start or re-join the job of one stage, follow it, return the reference of its output."""
+
+from __future__ import annotations
+
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from airflow.sdk import BaseOperator, BaseOperatorLink, conf
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from eagle3_core import jobs
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.errors import Eagle3Error, JobFencedError, Remedy
+from eagle3_core.pipeline import Stage
+from eagle3_core.storage import ObjectStore, open_store
+from operators import settings
+from operators.links import JobLink, job_url
+
+JOINED_LOG_BYTES = 8192
+"""How much of an already running job's log a re-joining task repeats."""
+
+
+class StageOperator(BaseOperator):
+    """Run one stage of the pipeline as a supervised job in the engine environment.
+
+    The job outlives this task: a retry after a crash of the worker, the scheduler or the host re-joins it or, where it
+    is gone, starts another attempt that continues its partial work. Only a kill by the user ends it.
+
+    Args:
+        run_key: Key of the frozen run configuration below the root.
+        inputs: Input name to reference, as the upstream tasks returned them.
+        index: Element of a fanned-out stage.
+    """
+
+    stage: ClassVar[Stage]
+    template_fields: Sequence[str] = ("run_key", "inputs", "index")
+    operator_extra_links: Collection[BaseOperatorLink] = (JobLink(),)
+    ui_color = "#dbe9f6"
+
+    def __init__(
+        self, *, run_key: Any, inputs: Mapping[str, Any] | None = None, index: Any = None, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.run_key = run_key
+        self.inputs = dict(inputs or {})
+        self.index = index
+        self._job: jobs.Job | None = None
+        self._owner = ""
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Return the output's reference.
+
+        Raises:
+            AirflowFailException: only a change by the user helps; no retry is spent.
+            AirflowException: a retry may help.
+        """
+        try:
+            store = open_store(settings.root())
+            refs = {name: Ref.parse(value, f"input {name}") for name, value in self.inputs.items()}
+            context["map_name"] = self.map_name(store, refs)
+            return self._run(context, store, refs).model_dump(mode="json")
+        except Eagle3Error as error:
+            raise as_airflow(error) from error
+
+    def map_name(self, store: ObjectStore, refs: Mapping[str, Ref]) -> str:
+        """Return the readable name of this element; overridden by fanned-out stages."""
+        return self.stage.name
+
+    def _run(self, context: Any, store: ObjectStore, refs: Mapping[str, Ref]) -> Ref:
+        spec = jobs.stage_job(store.root, self.run_key, self.stage.name, refs, self.index)
+        # Links are pushed when a task ends; this one is wanted while it runs.
+        context["ti"].xcom_push(key=JobLink().xcom_key, value=job_url(spec.directory.name))
+        # Machines change, so the preflight is made anew each time.
+        if self.stage.produces != Kind.PREFLIGHT and (done := jobs.committed_result(spec, store)) is not None:
+            self.log.info("committed already: %s", done.key)
+            return done
+        self._owner = f"{context['ti'].id} try {context['ti'].try_number}"
+        self._job = jobs.start_or_join(spec, self._owner, always=True)
+        self.log.info("%s job %s", "re-joined" if self._job.joined else "started", spec.directory)
+        return self._follow(self._job)
+
+    def _follow(self, job: jobs.Job) -> Ref:
+        started, offset = time.monotonic(), job.log_start
+        if job.joined:
+            offset = max(offset, job.log_size() - JOINED_LOG_BYTES)
+        while True:
+            state = job.state()
+            lines, offset = job.log_since(offset)
+            for line in lines:
+                self.log.info("%s", line)
+            if state.name != "running":
+                return jobs.outcome(job, state)
+            job.renew()
+            # Short stages are looked at more often.
+            time.sleep(min(1.0, 0.1 + (time.monotonic() - started) / 20))
+
+    def on_kill(self) -> None:
+        """End the job, unless another attempt owns it by now or Airflow itself is what fails."""
+        if self._job is None:
+            return
+        if not _airflow_answers():
+            self.log.warning("Airflow's API does not answer; the job stays, bounded by its lease")
+            return
+        try:
+            jobs.kill(self._job, self._owner)
+        except JobFencedError as error:
+            self.log.info("%s", error)
+
+
+def as_airflow(error: Eagle3Error) -> AirflowException:
+    """Return the error as Airflow's: without retries where only a change by the user helps."""
+    kind = AirflowFailException if error.remedy is Remedy.FIX else AirflowException
+    return kind(f"[{type(error).__name__}] {error}")
+
+
+def _airflow_answers() -> bool:
+    """Tell a kill by the user from a supervisor that gave up because the API server is away."""
+    default = f"{conf.get('api', 'base_url', fallback='http://localhost:8080').rstrip('/')}/execution/"
+    url = conf.get("core", "execution_api_server_url", fallback=default)
+    try:
+        with urllib.request.urlopen(f"{url.rstrip('/')}/health", timeout=3):
+            return True
+    except (urllib.error.URLError, OSError):
+        return False

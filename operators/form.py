@@ -1,0 +1,102 @@
+"""The typed form of a run, derived from the pydantic models: one bound, one help text, one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow.sdk import Param
+
+from eagle3_core.config import RunConfig
+from eagle3_core.config.recipes import recipe_names
+from eagle3_core.errors import ConfigError
+
+FIELDS: dict[str, tuple[str, ...]] = {
+    "Target": ("target.model", "target.dtype"),
+    "Data": ("data.prompts", "data.max_prompts", "data.held_out_fraction", "data.max_new_tokens",
+             "data.max_sample_tokens", "data.system_prompt"),
+    "Drafter": ("drafter.draft_vocab_size", "drafter.intermediate_size"),
+    "Training": ("training.learning_rate", "training.epochs", "training.batch_tokens", "training.row_tokens",
+                 "training.ttt_steps", "training.nproc", "training.seed"),
+    "Engine": ("capture.shard_tokens", "capture.dtype", "serving.device", "serving.tensor_parallel",
+               "serving.max_running_requests"),
+    "Evaluation": ("evaluation.max_prompts", "evaluation.max_new_tokens", "evaluation.concurrency"),
+    "Gate": ("gate.min_acceptance_length", "gate.min_speedup", "gate.min_token_agreement"),
+}  # fmt: skip
+"""What the form offers, by section. The rest of a configuration is a recipe's business, or goes in `overrides`."""
+
+_NUMBER_AS_TEXT = r"^[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$"
+
+
+def run_params() -> dict[str, Param]:
+    """Return the form: the recipe, then every offered key, empty for the recipe's value."""
+    params = {
+        "recipe": Param(
+            "demo", type="string", minLength=1, examples=recipe_names(), title="Recipe", section="Run",
+            description="A checked-in recipe or the path of a YAML file; what is filled in below overrides it.",
+        ),
+        "name": _param("name", "Run"),
+        "overrides": Param(
+            {}, type="object", title="overrides", section="Run",
+            description='Any other key, for example {"training.step_decay": 0.9}.',
+        ),
+    }  # fmt: skip
+    for section, keys in FIELDS.items():
+        params |= {key: _param(key, section) for key in keys}
+    return params
+
+
+def overrides_of(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the form sets on top of the recipe; numbers may come as text, such as 3e-5.
+
+    Raises:
+        ConfigError: a text is not the number it should be.
+    """
+    given = {key: params.get(key) for key in ("name", *(key for keys in FIELDS.values() for key in keys))}
+    named = {key: _number(key, value) for key, value in given.items() if value not in (None, "")}
+    return {**named, **(params.get("overrides") or {})}
+
+
+def _number(key: str, value: Any) -> Any:
+    if not isinstance(value, str) or _schema_of(key)["type"] != "number":
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        raise ConfigError(f"{key}: expected a number such as 3e-5, found {value!r}") from None
+
+
+def _schema_of(key: str) -> dict[str, Any]:
+    section, _, name = key.rpartition(".")
+    model: Any = RunConfig.model_fields[section].annotation if section else RunConfig
+    found = model.model_json_schema()["properties"][name]
+    # `int | None` is written as anyOf; every field of the form may be empty anyway.
+    choices = [choice for choice in found.get("anyOf", []) if choice.get("type") != "null"]
+    return {**(choices[0] if choices else {}), **found}
+
+
+def _param(key: str, section: str) -> Param:
+    schema = _schema_of(key)
+    kind = schema["type"]
+    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern")
+    kept: dict[str, Any] = {name: schema[name] for name in bounds if name in schema}
+    if "enum" in schema:
+        kept["enum"] = [None, *schema["enum"]]
+        types = ["null", kind]
+    elif kind == "number":
+        # A number field of Airflow's form cannot be typed 3e-5 into: text, checked by a pattern. A number by the API.
+        kept |= {"pattern": _NUMBER_AS_TEXT, "examples": _examples(kept, schema.get("default"))}
+        types = ["string", "number", "null"]
+    else:
+        types = ["null", kind]
+    return Param(None, type=types, title=key, section=section, description=_help(schema), **kept)
+
+
+def _examples(bounds: Mapping[str, Any], default: float | None) -> list[str]:
+    return [f"{default:g}"] if default is not None else [f"{bounds.get('minimum', 1):g}"]
+
+
+def _help(schema: Mapping[str, Any]) -> str:
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+    limits = ", ".join(f"{sign} {schema[name]:,}" for name, sign in signs.items() if name in schema)
+    return f"{schema['description']} Empty: the recipe's. {f'({limits})' if limits else ''}".strip()

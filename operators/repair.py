@@ -1,0 +1,116 @@
+"""Find a shard plan, verify its shards by content. Light: run in the worker, four files at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from eagle3_core import jobs
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.errors import CorruptArtifactError, Eagle3Error, NotCommittedError
+from eagle3_core.jobs.files import COMMAND, RESULT, read_json
+from eagle3_core.repair import quarantine_bad
+from eagle3_core.storage import ObjectStore, load, open_store
+from operators import settings
+from operators.base import as_airflow
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A shard plan and the frozen run configuration that made it."""
+
+    plan: Ref
+    run_key: str
+    finished_at: float
+
+
+class FindPlanOperator(BaseOperator):
+    """Find the shard plan to repair; return its reference, push the key of its run configuration as `run_key`.
+
+    Args:
+        key: Key of a shard plan or of a feature set below the root; empty: the plan that was made last.
+    """
+
+    template_fields: Sequence[str] = ("key",)
+
+    def __init__(self, *, key: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.key = key
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Return the plan's reference.
+
+        Raises:
+            AirflowFailException: there is no such plan.
+        """
+        try:
+            found = find_plan(open_store(settings.root()), (self.key or "").strip())
+        except Eagle3Error as error:
+            raise as_airflow(error) from error
+        context["ti"].xcom_push(key="run_key", value=found.run_key)
+        return found.plan.model_dump(mode="json")
+
+
+class VerifyShardsOperator(BaseOperator):
+    """Compare every shard with plan and manifest; quarantine what is bad; return the indexes to capture again."""
+
+    template_fields: Sequence[str] = ("plan", "check_only")
+
+    def __init__(self, *, plan: Any, check_only: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.plan, self.check_only = plan, check_only
+
+    def execute(self, context: Any) -> list[int]:
+        """Return the indexes, empty if all is well or nothing is to be changed."""
+        check_only = str(self.check_only) == "True"
+        try:
+            findings = quarantine_bad(
+                open_store(settings.root()), Ref.parse(self.plan, "shard plan"), dry_run=check_only
+            )
+        except Eagle3Error as error:
+            raise as_airflow(error) from error
+        bad = [finding for finding in findings if finding.state != "ok"]
+        for finding in bad:
+            self.log.warning("shard %d: %s: %s", finding.index, finding.state, finding.reason)
+        self.log.info("%d shards, %d bad or missing", len(findings), len(bad))
+        return [] if check_only else [finding.index for finding in bad]
+
+
+def find_plan(store: ObjectStore, key: str) -> PlannedRun:
+    """Return the plan at `key`, or the one a feature set at `key` was made by, or the last one.
+
+    Raises:
+        NotCommittedError: no job of this root made such a plan.
+    """
+    made = sorted(_planned_runs(store), key=lambda item: item.finished_at, reverse=True)
+    wanted: str | None = None
+    if key:
+        artifact = load(store, key)
+        wanted = artifact.manifest.inputs.get("shard_plan", artifact.ref.manifest_sha256)
+    for found in made:
+        if wanted is None or found.plan.manifest_sha256 == wanted:
+            return found
+    what = f"a plan that made {key}" if key else "any plan"
+    raise NotCommittedError(f"{store.root}: expected {what} among {len(made)} made here, found none; run train_drafter")
+
+
+def _planned_runs(store: ObjectStore) -> Iterator[PlannedRun]:
+    for directory in jobs.jobs_directory(store.root).glob("plan_capture-*"):
+        result, command = read_json(directory / RESULT), read_json(directory / COMMAND)
+        if result is None or command is None:
+            continue
+        ref = Ref.parse(result, str(directory))
+        try:
+            load(store, ref.expect(Kind.SHARD_PLAN))
+        except (NotCommittedError, CorruptArtifactError):
+            continue
+        argv = command["argv"]
+        yield PlannedRun(ref, argv[argv.index("--run") + 1], _mtime(directory / RESULT))
+
+
+def _mtime(path: Path) -> float:
+    return path.stat().st_mtime
