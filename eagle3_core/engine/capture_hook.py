@@ -110,10 +110,11 @@ def _take(rid: str, tokens: int, prefix: int, ids: Any, aux: Any, last: Any) -> 
     if prefix == 0 and partial.rows:
         partial = _partials[rid] = _Partial()
     if prefix == partial.rows:
+        # Copies: on a CPU these are views of buffers that the next batch overwrites.
         partial.rows += ids.shape[0]
-        partial.input_ids.append(ids)
-        partial.aux.append(aux)
-        partial.last.append(last)
+        partial.input_ids.append(ids.clone())
+        partial.aux.append(aux.clone())
+        partial.last.append(last.clone())
     if partial.rows >= tokens or prefix + ids.shape[0] >= tokens:
         del _partials[rid]
         if partial.rows:
