@@ -26,6 +26,7 @@ MIN_CONTROL_LOSS = 0.10
 class HeldOut:
     """One held-out sample of T tokens; the answer is the tokens from `first` to the end."""
 
+    id: str
     input_ids: torch.Tensor  # int64 [T]
     aux_hidden_states: torch.Tensor  # [T, A*D]
     greedy: torch.Tensor  # int64 [T], the target's arg-max after each token, over the full vocab
@@ -49,11 +50,11 @@ Logits = Callable[[HeldOut, int], torch.Tensor]
 def trained_logits(network: Eagle3Drafter) -> Logits:
     """Return the trained network's own logits, through the unroll it was trained with."""
 
-    @torch.no_grad()
     def logits(sample: HeldOut, steps: int) -> torch.Tensor:
         length = sample.input_ids.numel()
         chains = Chains.build(torch.arange(length) >= sample.first, [length])
-        return torch.stack(list(unroll(network, sample.input_ids, sample.aux_hidden_states, chains, steps)))
+        with torch.no_grad():
+            return torch.stack(list(unroll(network, sample.input_ids, sample.aux_hidden_states, chains, steps)))
 
     return logits
 
@@ -71,8 +72,10 @@ class Parity(Section):
     losses: dict[str, float]
 
 
-def compare(reference: Reference, trained: Logits, samples: Sequence[HeldOut], depth: int) -> Parity:
-    """Measure everything; judge nothing.
+def compare(
+    reference: Reference, trained: Logits, samples: Sequence[HeldOut], depth: int, max_tokens: int | None = None
+) -> Parity:
+    """Measure everything, with chains of `depth` over at most `max_tokens` tokens of each answer; judge nothing.
 
     Raises:
         ParityError: there is no sample to compare on.
@@ -90,11 +93,11 @@ def compare(reference: Reference, trained: Logits, samples: Sequence[HeldOut], d
         differences.append((ours - theirs)[known].abs().max())
         equal += int((ours.argmax(-1) == theirs.argmax(-1))[known].sum())
         compared += int(known.sum())
-        trained_walks.append(_walk(reference.proposals(theirs), right))
-        export_walks.append(_drafted(reference, sample, depth))
+        trained_walks.append(_walk(reference.proposals(theirs), right, max_tokens))
+        export_walks.append(_drafted(reference, sample, depth, max_tokens))
     tau = _tau(export_walks)
     losses = {
-        name: 1 - _tau([_drafted(wrong, mistake(sample), depth) for sample in samples]) / tau
+        name: 1 - _tau([_drafted(wrong, mistake(sample), depth, max_tokens) for sample in samples]) / tau
         for name, wrong, mistake in controls(reference)
     }
     return Parity(
@@ -112,8 +115,10 @@ def controls(reference: Reference) -> Iterator[tuple[str, Reference, Callable[[H
     yield "d2t absolute", replace(reference, target_ids=reference.target_ids + drafts), _unchanged
     yield "ids shifted by one", reference, _shifted
     if int(reference.weights["model.fc.weight"].shape[1]) > width:
-        yield "aux layers permuted", reference, lambda sample: replace(
-            sample, aux_hidden_states=sample.aux_hidden_states.roll(width, dims=-1)
+        yield (
+            "aux layers permuted",
+            reference,
+            lambda sample: replace(sample, aux_hidden_states=sample.aux_hidden_states.roll(width, dims=-1)),
         )
 
 
@@ -160,15 +165,15 @@ def _shifted(sample: HeldOut) -> HeldOut:
     return replace(sample, input_ids=torch.cat([sample.input_ids[:1], sample.input_ids[:-1]]))
 
 
-def _drafted(reference: Reference, sample: HeldOut, depth: int) -> Walk:
+def _drafted(reference: Reference, sample: HeldOut, depth: int, max_tokens: int | None) -> Walk:
     """Replay a server on one sample: draft from true states and own proposals, accept while they are right."""
     logits = reference.unroll(sample.input_ids, sample.aux_hidden_states, depth, rows=sample.rows, drafting=True)
-    return _walk(reference.proposals(logits), sample.labels(depth))
+    return _walk(reference.proposals(logits), sample.labels(depth), max_tokens)
 
 
-def _walk(proposed: torch.Tensor, right: torch.Tensor) -> Walk:
+def _walk(proposed: torch.Tensor, right: torch.Tensor, max_tokens: int | None) -> Walk:
     accepted = (proposed == right).long().cumprod(0).sum(0)
-    return chain_walk([*accepted.tolist(), 0], len(right))
+    return chain_walk([*accepted.tolist(), 0], len(right), max_tokens)
 
 
 def _tau(walks: Sequence[Walk]) -> float:

@@ -33,25 +33,26 @@ def run(context: StageContext) -> Ref:
     from eagle3_core.data.features import FeatureSet
     from eagle3_core.evaluate.parity import compare, require, trained_logits
     from eagle3_core.evaluate.reference import Reference, TargetEnds
+    from eagle3_core.evaluate.trainer import TrainerFigures
+    from eagle3_core.export.directory import materialise
     from eagle3_core.model.architecture import CONFIG_FILE, DrafterArchitecture
 
     drafter, checkpoint = context.input("drafter"), context.input("checkpoint")
-    for name in ("config.json", "model.safetensors"):
-        drafter.verified_path(name)
     ends = TargetEnds.load(resolve_target(context.run))
-    reference = Reference.load(drafter.path("config.json").parent, ends)
+    reference = Reference.load(materialise(drafter, context.work / "drafter"), ends)
     sizes = DrafterArchitecture.parse(checkpoint.json(CONFIG_FILE), f"{checkpoint.ref.key}/{CONFIG_FILE}")
     features = FeatureSet.open(context.store, context.inputs["feature_set"])
     if tuple(features.aux_layers) != sizes.aux_layers:
         raise ParityError(f"features are of layers {features.aux_layers}, the drafter expects {sizes.aux_layers}")
     samples = list(_held_out(features, ends))
-    every = len(samples) == int(features.held_out.sum())
-    depth = context.run.evaluation.primary_shape.num_steps
+    evaluation = context.run.evaluation
+    depth = evaluation.primary_shape.num_steps
     context.progress.phase(f"comparing logits and tau on {len(samples)} held-out samples")
     network = _network(checkpoint, sizes, ends, drafter.manifest.facts["dtype"])
-    parity = compare(reference, trained_logits(network), samples, depth)
+    parity = compare(reference, trained_logits(network), samples, depth, evaluation.max_new_tokens)
     (context.work / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
-    require(parity, _validation_tau(checkpoint, depth) if every else None)
+    trainer = TrainerFigures(checkpoint.json("validation.json"))
+    require(parity, trainer.tau_chain(depth, [sample.id for sample in samples]))
     staged = context.staged()
     (staged / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
     shown = {"tau": round(parity.tau_export, 4), "max_logit_difference": parity.max_logit_difference}
@@ -72,7 +73,13 @@ def _held_out(features: FeatureSet, ends: TargetEnds) -> Iterator[HeldOut]:
             continue
         tokens += sample.input_ids.numel()
         greedy = ends.argmax(sample.last_hidden_state)
-        yield HeldOut(sample.input_ids.long(), sample.aux_hidden_states.float(), greedy, int(answer[0]))
+        yield HeldOut(
+            str(features.sample_ids[index]),
+            sample.input_ids.long(),
+            sample.aux_hidden_states.float(),
+            greedy,
+            int(answer[0]),
+        )
 
 
 def _network(checkpoint: Artifact, sizes: DrafterArchitecture, ends: TargetEnds, dtype: str) -> Eagle3Drafter:
@@ -86,8 +93,3 @@ def _network(checkpoint: Artifact, sizes: DrafterArchitecture, ends: TargetEnds,
     weights = load_file(checkpoint.verified_path("drafter.safetensors"))
     network.load_state_dict({name: tensor.to(getattr(torch, dtype)).float() for name, tensor in weights.items()})
     return network
-
-
-def _validation_tau(checkpoint: Artifact, depth: int) -> float:
-    """Return the trainer's own chain figure at `depth`."""
-    return float(checkpoint.json("validation.json")["trainer_tau"][str(depth)])

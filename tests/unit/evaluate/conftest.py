@@ -87,7 +87,7 @@ def sample(seed: int, length: int = 60) -> HeldOut:
     zeros = torch.zeros(length, CODES)
     aux = torch.cat([zeros, one_hot(noise[0]), zeros, told, zeros, one_hot(noise[1])], dim=1)
     tokens = torch.tensor(ids)
-    return HeldOut(tokens[:-1], aux, tokens[1:], first=5)
+    return HeldOut(str(seed), tokens[:-1], aux, tokens[1:], first=5)
 
 
 @pytest.fixture

@@ -1,0 +1,97 @@
+"""The report as one HTML page that needs nothing else: style, plots and figures are all inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import resources
+from typing import Any
+
+import jinja2
+
+from eagle3_core.evaluate import plots
+from eagle3_core.evaluate.report import Report
+
+TEMPLATE = "report.html"
+
+
+def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
+    """Return the page; `metrics` are the lines of the training's metrics.jsonl."""
+    source = resources.files("eagle3_core.evaluate").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters["figure"] = figure
+    return environment.from_string(source).render(
+        report=report,
+        plots=[
+            ("Speed and acceptance by draft shape", _by_shape(report)),
+            ("Acceptance by position", _by_position(report)),
+            (f"By domain, at {report.primary.shape}", _by_domain(report)),
+            ("Training", _training(report, metrics)),
+        ],
+    )
+
+
+def figure(value: float | None, digits: int = 2) -> str:
+    """Return a number for people; what is unknown is a dash, never a 0."""
+    return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def _by_shape(report: Report) -> str:
+    return plots.bars(
+        {
+            "acceptance length": {
+                "served by SGLang": {row.shape: row.acceptance_length for row in report.rows},
+                "trainer's estimate": {row.shape: row.trainer_tau for row in report.rows},
+            },
+            "output tokens per second": {
+                "": {"none": report.baseline.tokens_per_s, **{row.shape: row.tokens_per_s for row in report.rows}}
+            },
+        },
+        "shapes",
+        "Acceptance length and output tokens per second of each draft shape",
+    )
+
+
+def _by_position(report: Report) -> str:
+    lines = {row.shape: _points(row.acceptance_at) for row in report.rows}
+    lines["trainer, full depth"] = _points(row["cond_acc"] for row in report.validation["by_depth"])
+    return plots.curves(
+        {"P(right | all before right)": lines}, "draft position", "positions", "Acceptance at each draft position"
+    )
+
+
+def _points(values: Iterable[float | None]) -> plots.Line:
+    known = [(position, value) for position, value in enumerate(values, start=1) if value is not None]
+    return [position for position, _ in known], [value for _, value in known]
+
+
+def _by_domain(report: Report) -> str:
+    rows = report.primary.domains
+    return plots.bars(
+        {
+            "acceptance length": {"": {row.domain: row.acceptance_length for row in rows}},
+            "times the speed of no speculation": {"": {row.domain: row.speedup for row in rows}},
+        },
+        "domains",
+        "Acceptance length and speed of each domain of prompts",
+    )
+
+
+def _training(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
+    steps = [line for line in metrics if "loss" in line]
+    held_out = [line for line in metrics if "held_out" in line]
+    at = next(index for index, row in enumerate(report.validation["by_depth"])
+              if row["k"] == int(report.primary.shape.split("/")[0]))  # fmt: skip
+    return plots.curves(
+        {
+            "training loss": {"loss": ([line["step"] for line in steps], [line["loss"] for line in steps])},
+            f"held-out tau, {report.primary.shape}": {
+                "tau_chain": (
+                    [line["step"] for line in held_out],
+                    [line["held_out"][at]["tau_chain"] for line in held_out],
+                )
+            },
+        },
+        "optimiser step",
+        "training",
+        "Training loss and held-out acceptance length by step",
+    )

@@ -1,0 +1,105 @@
+"""Plots as inline SVG: no script, no file, no address, and colours that follow the page's light or dark scheme."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+
+# Stand-ins that the page's style sheet replaces; matplotlib wants real colours.
+_COLOURS = {
+    "#0000a1": "--ink",
+    "#0000a2": "--line",
+    "#0000b1": "--series-1",
+    "#0000b2": "--series-2",
+    "#0000b3": "--series-3",
+    "#0000b4": "--series-4",
+    "#0000b5": "--series-5",
+    "#0000b6": "--series-6",
+}
+_INK, _LINE, *_SERIES = _COLOURS
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "eagle3",  # equal figures, equal files
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": _INK,
+    "axes.labelcolor": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.5,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "axes.prop_cycle": matplotlib.cycler(color=_SERIES),
+}
+
+Line = tuple[Sequence[float], Sequence[float]]
+
+
+def curves(panels: Mapping[str, Mapping[str, Line]], x_label: str, name: str, title: str) -> str:
+    """Draw one panel per key, each with its lines (label: x and y values); `name` is the plot's own in the page."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.4 * len(panels), 2.9), layout="constrained")
+        for axes, (y_label, lines) in zip(_row(figure, len(panels)), panels.items(), strict=True):
+            for label, (x, y) in lines.items():
+                axes.plot(x, y, label=label, marker="o" if len(x) < 20 else None, markersize=4)
+            axes.set_xlabel(x_label)
+            axes.set_ylabel(y_label)
+            if len(lines) > 1:
+                axes.legend()
+        return _svg(figure, name, title)
+
+
+def bars(panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], name: str, title: str) -> str:
+    """Draw one panel per key, each with groups of bars (series: group: value); `name` is the plot's own in the page."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(4.4 * len(panels), 2.9), layout="constrained")
+        for axes, (y_label, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
+            groups = list(dict.fromkeys(group for values in series.values() for group in values))
+            width = 0.8 / len(series)
+            for index, (label, values) in enumerate(series.items()):
+                drawn = [(at, values[group]) for at, group in enumerate(groups) if values.get(group) is not None]
+                offset = (index - (len(series) - 1) / 2) * width
+                heights = [value for _, value in drawn]
+                patches = axes.bar([at + offset for at, _ in drawn], heights, width * 0.92, label=label)
+                axes.bar_label(patches, fmt="%.2f", fontsize=7, padding=1)
+            axes.set_xticks(range(len(groups)), groups, rotation=20 if len(groups) > 5 else 0)
+            axes.grid(axis="x", visible=False)
+            axes.set_ylabel(y_label)
+            if len(series) > 1:
+                axes.legend(fontsize=8)
+        return _svg(figure, name, title)
+
+
+def _row(figure: Figure, count: int) -> list[Axes]:
+    found: Any = figure.subplots(1, count, squeeze=False)
+    return list(found[0])
+
+
+def _svg(figure: Figure, name: str, title: str) -> str:
+    """Return the figure as an SVG element that scales, its ids prefixed by `name`, with a title for screen readers."""
+    text = io.StringIO()
+    FigureCanvasSVG(figure).print_svg(text, metadata={"Date": None})
+    svg = text.getvalue()
+    svg = svg[svg.index("<svg") :].replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL).replace("xlink:href", "href")
+    svg = re.sub(r'\bid="', f'id="{name}-', svg)
+    svg = re.sub(r'(url\(|href=")#', rf"\1#{name}-", svg)
+    svg = re.sub(r"font-family: [^;\"]*", "font-family: inherit", svg)
+    for colour, variable in _COLOURS.items():
+        svg = svg.replace(colour, f"var({variable})")
+    return re.sub(r"<svg([^>]*)>", rf'<svg\1 role="img"><title>{title}</title>', svg, count=1)

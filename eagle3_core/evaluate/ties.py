@@ -1,0 +1,39 @@
+"""How close the target's two best tokens were where two answers part: the mark of a near-tie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from eagle3_core.evaluate.comparison import Difference
+
+MAX_LOOKED_AT = 16
+MAX_PARAMETERS = 1_000_000_000
+"""A larger target is not loaded a second time, on a CPU, for a footnote."""
+
+
+def with_gaps(
+    found: Iterable[Difference], contexts: Mapping[str, Sequence[int]], target: Path, parameters: int
+) -> list[Difference]:
+    """Return the differences, the first few with the gap of the target's two best logits in float32.
+
+    Args:
+        found: The differences.
+        contexts: By prompt id, the tokens of prompt and answer without speculation.
+        target: The target's directory.
+        parameters: How many it has; above a bound nothing is computed.
+    """
+    listed = list(found)
+    if not listed or parameters > MAX_PARAMETERS:
+        return listed
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True).eval()
+    for index, difference in enumerate(listed[:MAX_LOOKED_AT]):
+        tokens = contexts[difference.id]
+        before = tokens[: len(tokens) - difference.tokens + difference.position]
+        with torch.no_grad():
+            best = model(torch.tensor([list(before)])).logits[0, -1].topk(2).values
+        listed[index] = difference.model_copy(update={"logit_gap": float(best[0] - best[1])})
+    return listed
