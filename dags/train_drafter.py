@@ -66,7 +66,9 @@ def train_drafter() -> None:
         pool=settings.ENGINE_POOL,
         map_index_template=settings.MAP_NAME,
     ).expand(index=shapes.output)
-    report = stages.ReportOperator(task_id="report", run_key=run, inputs={**trained, "parity": parity.output})
+    report = stages.ReportOperator(
+        task_id="report", run_key=run, inputs={**trained, "prompt_set": prompt_set.output, "parity": parity.output}
+    )
     publish = stages.PublishOperator(
         task_id="publish", run_key=run, inputs={"drafter": drafter.output, "eval_report": report.output}
     )

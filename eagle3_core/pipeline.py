@@ -67,8 +67,9 @@ STAGES: dict[str, Stage] = {
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
               sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True),
         Stage("report", "Put all figures together, draw the report, judge the drafter.", Kind.EVAL_REPORT,
-              inputs=(("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT), ("parity", Kind.PARITY)),
-              sections=("evaluation", "gate")),
+              inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT),
+                      ("parity", Kind.PARITY)),
+              sections=("target", "data", "serving", "evaluation", "gate")),
         Stage("publish", "Point the release at a drafter that passed.", Kind.RELEASE,
               inputs=(("drafter", Kind.DRAFTER), ("eval_report", Kind.EVAL_REPORT))),
     )
