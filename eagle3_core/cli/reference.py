@@ -45,6 +45,6 @@ def _shown(value: Any) -> str:
 def _bounds(schema: dict[str, Any]) -> str:
     parts = [schema, *schema.get("anyOf", [])]
     names = {"minimum": ">= {}", "exclusiveMinimum": "> {}", "maximum": "<= {}", "exclusiveMaximum": "< {}"}
-    found = [text.format(f"{part[key]:g}") for part in parts for key, text in names.items() if key in part]
+    found = [text.format(f"{part[key]:,}") for part in parts for key, text in names.items() if key in part]
     choices = [" \\| ".join(f"`{value}`" for value in part["enum"]) for part in parts if "enum" in part]
     return ", ".join(found + choices)

@@ -8,7 +8,7 @@ from eagle3_core.config.base import Section
 
 
 class DrafterConfig(Section):
-    """Sizes of the drafter; what is None is taken from the target."""
+    """Sizes of the drafter; what is empty is taken from the target."""
 
     draft_vocab_size: int = Field(32000, ge=16, description="Tokens the drafter can propose (U), at most the target's.")
     intermediate_size: int | None = Field(None, ge=8, description="Width of the MLP; empty: the target's.")
