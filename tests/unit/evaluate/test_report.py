@@ -1,0 +1,283 @@
+"""Report and release, made from committed artifacts as the pipeline would have left them."""
+
+import csv
+import dataclasses
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.config import RunConfig
+from eagle3_core.context import StageContext
+from eagle3_core.errors import ArtifactError, ConfigError, NotCommittedError
+from eagle3_core.evaluate.comparison import Served, differences
+from eagle3_core.evaluate.measurement import ServedAnswer, summarise
+from eagle3_core.pipeline import STAGES, output_key, shard_key
+from eagle3_core.progress import Progress
+from eagle3_core.stages import publish, report
+from eagle3_core.storage import commit, find
+from eagle3_core.storage.local import LocalStore
+
+RUN = RunConfig.parse(
+    {
+        "name": "tiny",
+        "target": {"model": "nowhere"},
+        "data": {"prompts": "nowhere"},
+        "evaluation": {"shapes": [{"num_steps": 3, "topk": 1, "num_draft_tokens": 4},
+                                  {"num_steps": 3, "topk": 2, "num_draft_tokens": 8}], "primary": "3/1/4"},
+        "gate": {"min_acceptance_length": 2.0},
+    },
+    "test",
+)  # fmt: skip
+PROMPTS = ("p0", "p1", "p2")
+PARITY = {"depth": 3, "samples": 3, "positions": 20, "max_logit_difference": 1e-6, "argmax_agreement": 1.0,
+          "tau_export": 2.2, "tau_trainer": 2.2, "losses": {"lm_head zeroed": 0.5}}  # fmt: skip
+ROW = {"tau": 2.1, "full_acc": 0.5, "cond_acc": 0.5, "valid": 10, "loss": 1.0}
+
+
+def validation(passes=(4, 4, 4)):
+    by_depth = [{"k": depth + 1, "tau_chain": 2.25, **ROW} for depth in range(3)]
+    samples = {name: {"completion_tokens": 9, "verify_passes": list(passes)} for name in (*PROMPTS, "p9")}
+    return {"depth": 3, "trainer_tau": 2.25, "by_depth": by_depth, "samples": samples}
+
+
+def answers(shape: str, changed: str = "") -> list[ServedAnswer]:
+    speculating = shape != "baseline"
+    return [
+        ServedAnswer(
+            id=name, domain="math" if name == "p0" else "code", repeat=0, prompt_tokens=3,
+            output_ids=(*range(8), 99) if name == changed else tuple(range(9)), completion_tokens=9,
+            finish_reason="length", verify_passes=4 if speculating else None,
+            accept_histogram=(1, 1, 1, 1) if speculating else None, latency_s=0.5 if speculating else 1.0,
+        )
+        for name in PROMPTS
+    ]  # fmt: skip
+
+
+def served(shape: str, changed: str = "") -> Served:
+    about = {"shape": shape, "device": "cpu", "engine": {"dtype": "float32"}, "prompts": 3, "repeats": 1,
+             "concurrency": 1, "max_new_tokens": 9, "startup_s": 1.0, "server_acceptance_length": None}  # fmt: skip
+    found = answers(shape, changed)
+    return Served(summarise(found, [1.5 if shape != "baseline" else 3.0], about, shape != "baseline"), found)
+
+
+class Pipeline:
+    """A store with everything up to the measurements."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.store = root, LocalStore(root / "root")
+        self.run = RUN
+        self.refs = {
+            "prompt_set": self.put("prepare/a", Kind.PROMPT_SET, {"prompts.jsonl": ""}, {"target": {}}),
+            "checkpoint": self.put("train/a", Kind.CHECKPOINT, {
+                "validation.json": json.dumps(validation()),
+                "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in (
+                    {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0},
+                    {"step": 2, "held_out": validation()["by_depth"]})),
+            }),
+            "drafter": self.put("export/a", Kind.DRAFTER, {"config.json": "{}"}, {"dtype": "float32"}),
+            "parity": self.put("parity/a", Kind.PARITY, {"parity.json": json.dumps(PARITY)}),
+        }  # fmt: skip
+
+    def put(self, key, kind, files, facts=None):
+        staged = self.root / "staged"
+        staged.mkdir(exist_ok=True)
+        for name, text in files.items():
+            (staged / name).write_text(text)
+        return commit(self.store, key, staged, kind, facts=facts)
+
+    def measure(self, *measured: Served) -> None:
+        stage = STAGES["evaluate"]
+        base = output_key(stage, self.run, {name: self.refs[name] for name, _ in stage.inputs})
+        for index, one in enumerate(measured):
+            lines = "".join(answer.model_dump_json() + "\n" for answer in one.answers)
+            files = {"measurement.json": one.measurement.model_dump_json(), "requests.jsonl": lines}
+            self.put(shard_key(base, index), Kind.MEASUREMENT, files)
+
+    def context(self, name: str) -> StageContext:
+        stage = STAGES[name]
+        if name == "report" and "prompt_set" not in dict(stage.inputs):
+            stage = dataclasses.replace(stage, inputs=(*stage.inputs, ("prompt_set", Kind.PROMPT_SET)))
+        inputs = {wanted: self.refs[wanted] for wanted, _ in stage.inputs}
+        work = self.root / "work"
+        work.mkdir(exist_ok=True)
+        return StageContext(stage, self.run, self.store, inputs, None, work, Progress(name, None))
+
+    def report(self):
+        self.refs["eval_report"] = report.run(self.context("report"))
+        return self.refs["eval_report"]
+
+    def file(self, name: str) -> str:
+        return (self.root / "root" / self.refs["eval_report"].key / name).read_text()
+
+
+@pytest.fixture
+def pipeline(tmp_path):
+    return Pipeline(tmp_path)
+
+
+def test_the_report_has_the_figures_the_verdict_and_the_lineage(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    ref = pipeline.report()
+    assert ref.facts["passed"] is True
+    assert ref.facts["acceptance_length"] == 2.25
+    assert ref.facts["trainer_tau"] == 2.25
+    assert ref.facts["speedup"] == 2.0
+    assert ref.facts["equal_answers"] == "3/3"
+    values = json.loads(pipeline.file("report.json"))
+    assert [row["shape"] for row in values["rows"]] == ["3/1/4", "3/2/8"]
+    assert values["rows"][1]["trainer_tau"] is None
+    assert values["primary"]["acceptance_at"] == [3 / 4, 2 / 3, 1 / 2]
+    assert {row["artifact"] for row in values["lineage"]} >= {"drafter", "checkpoint", "measurement 3/1/4"}
+
+
+def test_the_csv_has_a_row_per_shape_and_domain(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    pipeline.report()
+    rows = list(csv.DictReader(pipeline.file("report.csv").splitlines()))
+    assert [(row["shape"], row["domain"]) for row in rows][:4] == [
+        ("baseline", "all"), ("3/1/4", "all"), ("3/1/4", "code"), ("3/1/4", "math"),
+    ]  # fmt: skip
+    assert rows[0]["acceptance_length"] == ""
+
+
+class Page(HTMLParser):
+    """Collects what matters, and fails on tags that do not nest."""
+
+    VOID = ("meta", "link", "img", "br", "input")
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.seen, self.addresses, self.ids, self.text = [], [], [], [], ""
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append(tag)
+        self.ids += [value for name, value in attrs if name == "id"]
+        self.addresses += [value for name, value in attrs if name in ("href", "src", "xlink:href", "action")]
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_whole_has_its_plots_and_needs_nothing_from_outside(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    pipeline.report()
+    html = pipeline.file("report.html")
+    page = Page()
+    page.feed(html)
+    page.close()
+    assert not page.open
+    assert page.seen.count("svg") == 4
+    assert all(address.startswith("#") for address in page.addresses)
+    assert len(page.ids) == len(set(page.ids))
+    assert {address[1:] for address in page.addresses} <= set(page.ids)
+    assert "script" not in page.seen
+    assert html.replace("http://www.w3.org/2000/svg", "").find("://") == -1
+    assert "url(http" not in html
+    assert "prefers-color-scheme: dark" in html
+    assert "Passed: at 3/1/4 acceptance length 2.25" in page.text
+    assert "#0000" not in html
+
+
+def test_text_from_outside_cannot_become_markup(pipeline):
+    hostile = served("3/1/4", changed="p1")
+    pipeline.run = RUN.model_copy(update={"name": "<script>alert(1)</script>"})
+    pipeline.measure(served("baseline"), hostile, served("3/2/8"))
+    pipeline.refs["prompt_set"] = pipeline.refs["prompt_set"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "_differences", lambda *_: [])
+        pipeline.report()
+    page = Page()
+    page.feed(pipeline.file("report.html"))
+    assert "script" not in page.seen
+
+
+def test_a_differing_answer_is_found_at_its_first_token():
+    found = differences(served("baseline"), served("3/1/4", changed="p1"))
+    assert [(item.id, item.position, item.baseline_token, item.token) for item in found] == [("p1", 8, 8, 99)]
+
+
+def test_an_answer_cut_short_differs_where_it_ends():
+    short = served("3/1/4")
+    cut = [a.model_copy(update={"output_ids": a.output_ids[:5]}) if a.id == "p2" else a for a in short.answers]
+    found = differences(served("baseline"), Served(short.measurement, cut))
+    assert [(item.id, item.position, item.token) for item in found] == [("p2", 5, None)]
+
+
+def test_measurements_of_other_prompts_are_not_compared():
+    other = served("3/1/4")
+    with pytest.raises(ArtifactError, match="evaluate again"):
+        differences(served("baseline"), Served(other.measurement, other.answers[:2]))
+
+
+def test_a_shape_that_was_not_measured_stops_the_report(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"))
+    with pytest.raises(NotCommittedError):
+        pipeline.report()
+
+
+def test_a_tree_cannot_decide(pipeline):
+    evaluation = RUN.evaluation.model_copy(update={"primary": "3/2/8"})
+    pipeline.run = RUN.model_copy(update={"evaluation": evaluation})
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    with pytest.raises(ConfigError, match="chain"):
+        pipeline.report()
+
+
+def test_the_estimate_is_pooled_over_the_served_prompts_only(pipeline):
+    values = validation()
+    values["samples"]["p9"]["verify_passes"] = [8, 8, 8]
+    pipeline.refs["checkpoint"] = pipeline.put(
+        "train/b", Kind.CHECKPOINT, {"validation.json": json.dumps(values), "metrics.jsonl": '{"step": 1, "loss": 1}\n'}
+    )
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    assert pipeline.report().facts["trainer_tau"] == 2.25
+    assert json.loads(pipeline.file("report.json"))["primary"]["trainer_tau_all"] == 36 / 20
+
+
+def release(pipeline):
+    return json.loads(pipeline.store.read_bytes("releases/tiny.json"))
+
+
+def test_a_drafter_that_passed_becomes_the_release_and_the_one_before_is_history(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    pipeline.report()
+    first = publish.run(pipeline.context("publish"))
+    assert first.facts["published"] is True
+    assert release(pipeline)["current"]["drafter"] == "export/a"
+    pipeline.refs["drafter"] = pipeline.put("export/b", Kind.DRAFTER, {"config.json": "{ }"})
+    publish.run(pipeline.context("publish"))
+    assert release(pipeline)["current"]["drafter"] == "export/b"
+    assert [entry["drafter"] for entry in release(pipeline)["history"]] == ["export/a"]
+
+
+def test_publishing_twice_is_publishing_once(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    pipeline.report()
+    ref = publish.run(pipeline.context("publish"))
+    entry = release(pipeline)["current"]
+    publish.point(pipeline.store, "tiny", entry)
+    assert publish.run(pipeline.context("publish")) == ref
+    assert release(pipeline)["history"] == []
+
+
+def test_a_refused_drafter_leaves_the_release_alone_and_is_a_result(pipeline):
+    pipeline.run = RUN.model_copy(update={"gate": RUN.gate.model_copy(update={"min_acceptance_length": 3.0})})
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    assert pipeline.report().facts["passed"] is False
+    ref = publish.run(pipeline.context("publish"))
+    assert ref.facts == {"published": False, "release": None}
+    assert not pipeline.store.exists("releases/tiny.json")
+    assert find(pipeline.store, ref.key) == ref
