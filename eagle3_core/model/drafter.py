@@ -17,7 +17,7 @@ from eagle3_core.model.rope import inverse_frequencies, rotate
 NORMAL_STD = 0.02
 
 
-class RmsNorm(nn.Module):
+class RmsNorm(nn.Module):  # type: ignore[misc]
     """RMS norm, computed in float32 whatever the precision around it."""
 
     def __init__(self, width: int, eps: float) -> None:
@@ -31,7 +31,7 @@ class RmsNorm(nn.Module):
         return functional.rms_norm(states.float(), self.weight.shape, self.weight, self._eps).to(states.dtype)
 
 
-class Attention(nn.Module):
+class Attention(nn.Module):  # type: ignore[misc]
     """The projections; who attends to whom is the unroll's business."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
@@ -44,7 +44,7 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(sizes.num_heads * width, D, bias=False)
 
 
-class Mlp(nn.Module):
+class Mlp(nn.Module):  # type: ignore[misc]
     """SwiGLU."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
@@ -60,7 +60,7 @@ class Mlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
+class Layer(nn.Module):  # type: ignore[misc]
     """The one decoder layer."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
@@ -73,7 +73,7 @@ class Layer(nn.Module):
         self.mlp = Mlp(sizes)
 
 
-class Eagle3Drafter(nn.Module):
+class Eagle3Drafter(nn.Module):  # type: ignore[misc]
     """The drafter. `embed_tokens` is the target's, frozen, and not part of the saved parameters."""
 
     embed_tokens: torch.Tensor
@@ -92,20 +92,19 @@ class Eagle3Drafter(nn.Module):
         frequencies, self._rope_factor = inverse_frequencies(sizes)
         self.register_buffer("_frequencies", frequencies, persistent=False)
 
-    @torch.no_grad()
     def start_from_target(self, head_rows: torch.Tensor, final_norm: torch.Tensor, seed: int) -> None:
         """Set starting values: head and norm [U, D], [D] are the target's, fc passes the highest aux layer on.
 
         The first carried state is then a state the target's head can nearly read. Everything else is small and normal.
         """
         generator = torch.Generator().manual_seed(seed)
-        for name, parameter in self.named_parameters():
-            if parameter.ndim == 2 and name != "lm_head.weight":
-                parameter.normal_(0.0, NORMAL_STD, generator=generator)
-        D = self.sizes.hidden_size
-        self.fc.weight[:, -D:] += torch.eye(D)
-        self.lm_head.weight.copy_(head_rows)
-        self.norm.weight.copy_(final_norm)
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                if parameter.ndim > 1 and name != "lm_head.weight":
+                    parameter.normal_(0.0, NORMAL_STD, generator=generator)
+            self.fc.weight[:, -self.sizes.hidden_size :] += torch.eye(self.sizes.hidden_size)
+            self.lm_head.weight.copy_(head_rows)
+            self.norm.weight.copy_(final_norm)
 
     def fuse(self, aux_hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the first carried state [N, D] from aux hidden states [N, A*D], low layer first."""

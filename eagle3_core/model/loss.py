@@ -24,7 +24,6 @@ class Teacher:
     token: torch.Tensor  # int64 [R], draft id of the target's greedy token, or -1 where it is not in the draft vocab
 
     @classmethod
-    @torch.no_grad()
     def judge(cls, last_hidden_state: torch.Tensor, head: torch.Tensor, draft_to_target: torch.Tensor) -> Teacher:
         """Ask the target's head.
 
@@ -33,12 +32,13 @@ class Teacher:
             head: [V, D].
             draft_to_target: int64 [U], absolute target ids, rising.
         """
-        logits = functional.linear(last_hidden_state, head).float()
-        greedy = logits.argmax(-1)
-        slot = torch.searchsorted(draft_to_target, greedy).clamp(max=len(draft_to_target) - 1)
-        token = torch.where(draft_to_target[slot] == greedy, slot, -1)
-        log_probabilities = logits[:, draft_to_target].log_softmax(-1)
-        probabilities = log_probabilities.exp()
+        with torch.no_grad():
+            logits = functional.linear(last_hidden_state, head).float()
+            greedy = logits.argmax(-1)
+            slot = torch.searchsorted(draft_to_target, greedy).clamp(max=len(draft_to_target) - 1)
+            token = torch.where(draft_to_target[slot] == greedy, slot, -1)
+            log_probabilities = logits[:, draft_to_target].log_softmax(-1)
+            probabilities = log_probabilities.exp()
         return cls(probabilities, -(probabilities * log_probabilities).sum(-1), token)
 
 

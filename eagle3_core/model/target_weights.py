@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import safe_open
 
 from eagle3_core.errors import TargetError
+from eagle3_core.identity import read_config
 from eagle3_core.model.architecture import refuse_scaled_logits
 
 if TYPE_CHECKING:
@@ -27,23 +28,6 @@ class TargetWeights:
     embedding: torch.Tensor
     head: torch.Tensor
     final_norm: torch.Tensor
-
-
-def read_config(directory: Path) -> dict[str, Any]:
-    """Return the target's `config.json`.
-
-    Raises:
-        TargetError: there is none, or it is not JSON.
-    """
-    try:
-        values = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise TargetError(f"{directory}: expected config.json, found none; give the target's directory") from None
-    except ValueError as error:
-        raise TargetError(f"{directory}/config.json: not JSON ({error})") from None
-    if not isinstance(values, dict):
-        raise TargetError(f"{directory}/config.json: expected an object, found {type(values).__name__}")
-    return values
 
 
 def read_target_weights(directory: Path) -> TargetWeights:

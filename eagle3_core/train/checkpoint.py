@@ -1,0 +1,195 @@
+"""Everything a restart must restore; saved complete or not at all.
+
+A checkpoint is a committed artifact below the output's own key: drafter.safetensors (parameters), optimizer.safetensors
+(AdamW moments, random state) and state.json. The newest that verifies is resumed; the last two and the best are kept.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.errors import ArtifactError, TrainingError
+from eagle3_core.storage import ObjectStore, commit, load, quarantine, verify
+from eagle3_core.train.distributed import Ranks
+from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, drop_checkpoint
+from eagle3_core.train.validate import Validation
+
+PARAMETERS, OPTIMIZER, STATE = "drafter.safetensors", "optimizer.safetensors", "state.json"
+KEPT = 2
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+RANDOM_STATE = "random_state"
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best validation so far; `report` is what validation.json will say."""
+
+    step: int
+    score: float
+    report: dict[str, Any]
+
+
+@dataclass
+class TrainState:
+    """Counters of a training run; the order of samples follows from `step` alone."""
+
+    step: int = 0
+    tokens: int = 0
+    bad_steps: int = 0
+    best: Best | None = None
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+
+    def consider(self, validation: Validation) -> bool:
+        """Take over a validation that is better than all before; tell whether it was."""
+        if self.best is not None and validation.score <= self.best.score:
+            return False
+        self.best = Best(self.step, validation.score, validation.report())
+        return True
+
+    @classmethod
+    def from_json(cls, text: str) -> TrainState:
+        """Read state.json."""
+        values = json.loads(text)
+        best = values.pop("best")
+        return cls(**values, best=Best(**best) if best else None)
+
+    def to_json(self) -> str:
+        """Return state.json."""
+        return json.dumps(asdict(self), sort_keys=True)
+
+
+class Checkpoints:
+    """Saves from the leading rank, resumes on all."""
+
+    def __init__(self, store: ObjectStore, output: str, staging: Path, every_s: float, *, leads: bool = True) -> None:
+        """Keep checkpoints below `<output>/checkpoints`; prepare them in `staging`."""
+        self._store, self._output, self._staging = store, output, staging
+        self._every_s, self._leads = every_s, leads
+        self._saved_at: float | None = None
+
+    def key(self, step: int) -> str:
+        """Return where the checkpoint of a step is."""
+        return checkpoint_key(self._output, step)
+
+    def parameters(self, step: int) -> dict[str, torch.Tensor]:
+        """Return the drafter's parameters of a committed checkpoint."""
+        found: dict[str, torch.Tensor] = load_file(load(self._store, self.key(step)).verified_path(PARAMETERS))
+        return found
+
+    def resume(self, drafter: nn.Module, optimizer: torch.optim.AdamW, ranks: Ranks) -> TrainState:
+        """Restore the newest checkpoint that verifies, on every rank; damaged ones are quarantined.
+
+        Returns:
+            Its state, or a new one where there is no checkpoint.
+
+        Raises:
+            TrainingError: the checkpoint is of another drafter.
+        """
+        text = self._restore(drafter, optimizer) if self._leads else ""
+        length = torch.tensor([len(text.encode())], device=ranks.device)
+        ranks.broadcast(length)
+        if not int(length):
+            return TrainState()
+        encoded = text.encode() if self._leads else bytes(int(length))
+        message = torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(ranks.device)
+        ranks.broadcast(message)
+        state = TrainState.from_json(bytes(message.tolist()).decode())
+        _share(drafter, optimizer, ranks)
+        return state
+
+    def save_if_due(
+        self, drafter: nn.Module, optimizer: torch.optim.AdamW, state: TrainState, *, now: bool = False
+    ) -> None:
+        """Commit a checkpoint when asked to, after the very first step, and every `every_s` seconds."""
+        clock = time.monotonic()
+        first = state.step == 1
+        due = self._saved_at is not None and clock - self._saved_at >= self._every_s
+        if self._saved_at is None:
+            self._saved_at = clock
+        if not self._leads or not (now or first or due):
+            return
+        self._save(drafter, optimizer, state)
+        self._saved_at = time.monotonic()
+        self._rotate(state)
+
+    def _save(self, drafter: nn.Module, optimizer: torch.optim.AdamW, state: TrainState) -> None:
+        shutil.rmtree(self._staging, ignore_errors=True)
+        self._staging.mkdir(parents=True)
+        save_file(parameters_of(drafter), self._staging / PARAMETERS)
+        moments = {
+            f"{moment}.{name}": optimizer.state[parameter][moment].detach().cpu().contiguous()
+            for name, parameter in drafter.named_parameters()
+            for moment in MOMENTS
+            if moment in optimizer.state.get(parameter, {})
+        }
+        save_file({**moments, RANDOM_STATE: torch.get_rng_state()}, self._staging / OPTIMIZER)
+        (self._staging / STATE).write_text(state.to_json(), encoding="utf-8")
+        commit(self._store, self.key(state.step), self._staging, Kind.CHECKPOINT, facts={"step": state.step})
+
+    def _restore(self, drafter: nn.Module, optimizer: torch.optim.AdamW) -> str:
+        for step in reversed(checkpoint_steps(self._store, self._output)):
+            try:
+                artifact = verify(self._store, self.key(step))
+            except ArtifactError as error:
+                LOG.warning("checkpoint of step %d set aside: %s", step, error)
+                quarantine(self._store, self.key(step), str(error))
+                continue
+            found = load_file(artifact.path(PARAMETERS))
+            wanted = dict(drafter.named_parameters())
+            if {name: tensor.shape for name, tensor in found.items()} != {n: p.shape for n, p in wanted.items()}:
+                raise TrainingError(f"{artifact.ref.key}: checkpoint of another drafter; move it away and train again")
+            with torch.no_grad():
+                for name, parameter in wanted.items():
+                    parameter.copy_(found[name])
+            kept = load_file(artifact.path(OPTIMIZER))
+            torch.set_rng_state(kept.pop(RANDOM_STATE))
+            for name, parameter in wanted.items():
+                moments = {m: kept[f"{m}.{name}"].to(parameter.device) for m in MOMENTS if f"{m}.{name}" in kept}
+                if moments:
+                    optimizer.state[parameter] = moments
+            text = artifact.path(STATE).read_text(encoding="utf-8")
+            LOG.info("resumed from the checkpoint of step %d", step)
+            return text
+        return ""
+
+    def _rotate(self, state: TrainState) -> None:
+        steps = checkpoint_steps(self._store, self._output)
+        kept = {*steps[-KEPT:], state.best.step if state.best else state.step}
+        for step in steps:
+            if step not in kept:
+                drop_checkpoint(self._store, self.key(step))
+
+
+def parameters_of(drafter: nn.Module) -> dict[str, torch.Tensor]:
+    """Return all parameters by name, on the CPU; the target's embedding is a buffer and not among them."""
+    return {name: parameter.detach().cpu().contiguous() for name, parameter in drafter.named_parameters()}
+
+
+def _share(drafter: nn.Module, optimizer: torch.optim.AdamW, ranks: Ranks) -> None:
+    """Send parameters and optimiser moments from the leading rank to the others."""
+    for parameter in drafter.parameters():
+        ranks.broadcast(parameter.data)
+        if not parameter.requires_grad:
+            continue
+        has_moments = torch.tensor([len(optimizer.state.get(parameter, {}))], device=ranks.device)
+        ranks.broadcast(has_moments)
+        if not int(has_moments):
+            continue
+        moments = optimizer.state.setdefault(parameter, {})
+        for moment in MOMENTS:
+            shape = torch.Size() if moment == "step" else parameter.shape
+            moments.setdefault(moment, torch.zeros(shape, device=parameter.device))
+            ranks.broadcast(moments[moment])

@@ -1,0 +1,91 @@
+"""TrainJob: everything a rank works on, built from artifacts or by a test."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import torch
+
+from eagle3_core.config import EvaluationConfig, TrainingConfig
+from eagle3_core.data.batches import Packing, Samples, TrainOrder
+from eagle3_core.errors import InputError
+from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.model.target_weights import TargetWeights
+
+
+class Features(Samples, Protocol):
+    """What training needs of a feature set: its index, and its samples one by one."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """Return the tokens of each sample."""
+
+    @property
+    def supervised(self) -> Sequence[int]:
+        """Return the answer tokens of each sample."""
+
+    @property
+    def held_out(self) -> Sequence[bool]:
+        """Return whether each sample is kept for evaluation."""
+
+    @property
+    def sample_ids(self) -> Sequence[str]:
+        """Return the samples' names."""
+
+
+@dataclass(frozen=True)
+class TrainJob:
+    """One training run; U draft tokens stand for the rising `draft_to_target` ids of V."""
+
+    training: TrainingConfig
+    evaluation: EvaluationConfig
+    sizes: DrafterArchitecture
+    features: Features
+    target: TargetWeights
+    draft_to_target: tuple[int, ...]
+    train_lm_head: bool = True
+
+    @cached_property
+    def order(self) -> TrainOrder:
+        """Return the steps of the whole run."""
+        lengths = [int(length) for length in self.features.lengths]
+        samples = [index for index, kept in enumerate(self.features.held_out) if not kept]
+        packing = Packing(self.training.row_tokens, self.training.batch_tokens)
+        return TrainOrder(lengths, samples, packing, seed=self.training.seed, epochs=self.training.epochs)
+
+    @cached_property
+    def held_out(self) -> list[int]:
+        """Return the samples kept for evaluation.
+
+        Raises:
+            InputError: there are none.
+        """
+        found = [index for index, kept in enumerate(self.features.held_out) if kept]
+        if not found:
+            raise InputError("training: expected held-out samples to validate on, found none; raise held_out_fraction")
+        return found
+
+    @cached_property
+    def validation_steps(self) -> frozenset[int]:
+        """Return after how many steps to validate: evenly spaced, the last at the end."""
+        total, count = self.order.total_steps, self.training.validations
+        return frozenset(max(1, round(total * (index + 1) / count)) for index in range(count))
+
+    def precision(self, device: torch.device) -> AbstractContextManager[object]:
+        """Return the autocast context: weights stay float32, matrix products run in `training.precision`."""
+        context: AbstractContextManager[object] = torch.autocast(
+            device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"
+        )
+        return context
+
+    def build(self, device: torch.device) -> tuple[Eagle3Drafter, torch.Tensor, torch.Tensor]:
+        """Return the drafter at its starting values, the target's head [V, D] and `draft_to_target` [U]."""
+        drafter = Eagle3Drafter(self.sizes, self.target.embedding, train_lm_head=self.train_lm_head)
+        ids = torch.tensor(self.draft_to_target)
+        drafter.start_from_target(self.target.head[ids], self.target.final_norm, self.training.seed)
+        return drafter.to(device), self.target.head.to(device), ids.to(device)

@@ -1,0 +1,91 @@
+"""One rank of a training run; torchrun starts it. Run as `python -m eagle3_core.train.worker AGENT_PID REQUEST`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from eagle3_core.errors import EXIT_CODES, Eagle3Error, Remedy
+from eagle3_core.jobs.processes import die_with_parent
+from eagle3_core.train.request import ERRORS, FINAL, OUTCOME, Outcome, TrainRequest
+
+
+class StopOnSignal:
+    """Turns SIGTERM into a request to save and leave after the current step."""
+
+    def __init__(self) -> None:
+        """Listen from now on."""
+        self._asked = False
+        signal.signal(signal.SIGTERM, self._ask)
+
+    def _ask(self, _signal: int, _frame: FrameType | None) -> None:
+        self._asked = True
+
+    def __call__(self) -> bool:
+        """Tell whether the request has come."""
+        return self._asked
+
+
+def main(argv: list[str]) -> int:
+    """Train as one rank; what goes wrong is left as one JSON file for the launcher."""
+    # torchrun puts ranks into sessions of their own: without this they would outlive a killed agent.
+    die_with_parent(int(argv[0]))
+    logging.basicConfig(level=logging.INFO, format="train: %(message)s", stream=sys.stdout)
+    stop = StopOnSignal()
+    request = TrainRequest.parse(json.loads(Path(argv[1]).read_text(encoding="utf-8")), argv[1])
+    try:
+        return _train(request, stop)
+    except BaseException as error:
+        _leave_error(request.work, error)
+        raise
+
+
+def _train(request: TrainRequest, stop: StopOnSignal) -> int:
+    from eagle3_core.progress import Progress
+    from eagle3_core.storage import open_store
+    from eagle3_core.train.checkpoint import Checkpoints
+    from eagle3_core.train.distributed import Ranks
+    from eagle3_core.train.loop import train
+    from eagle3_core.train.prepare import build_job, write_final
+    from eagle3_core.train.trackers import Trackers
+
+    ranks = Ranks.join(request.device)
+    store = open_store(request.root)
+    job = build_job(request, store)
+    every_s = request.run.training.checkpoint_every_s
+    checkpoints = Checkpoints(store, request.output, request.work / "checkpoint", every_s, leads=ranks.leads)
+    progress = Progress("train", request.progress) if ranks.leads else None
+    state = train(job, ranks, checkpoints, Trackers(progress, request.work / "tensorboard"), stop)
+    if ranks.leads and (best := state.best) is not None and state.step == job.order.total_steps:
+        final = request.work / FINAL
+        shutil.rmtree(final, ignore_errors=True)
+        final.mkdir()
+        write_final(final, job.sizes, checkpoints.parameters(best.step), state)
+        outcome = Outcome(step=state.step, total_steps=job.order.total_steps, tokens=state.tokens,
+                          best_step=best.step, trainer_tau=best.score)  # fmt: skip
+        (request.work / OUTCOME).write_text(outcome.model_dump_json(), encoding="utf-8")
+    ranks.leave()
+    return 0 if state.step == job.order.total_steps else EXIT_CODES[Remedy.RESUME]
+
+
+def _leave_error(work: Path, error: BaseException) -> None:
+    directory = work / ERRORS
+    directory.mkdir(parents=True, exist_ok=True)
+    remedy = error.remedy.value if isinstance(error, Eagle3Error) else ""
+    text = " ".join(str(error).split())[:2000]
+    values = {"rank": int(os.environ.get("RANK", "0")), "type": type(error).__name__, "remedy": remedy,
+              "message": text, "at": time.time()}  # fmt: skip
+    temp = directory / f".rank-{values['rank']}.tmp"
+    temp.write_text(json.dumps(values), encoding="utf-8")
+    temp.replace(directory / f"rank-{values['rank']}.json")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
