@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import ShardPlan, read_plan
-from eagle3_core.errors import EngineVersionError, StorageFullError
+from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
+from eagle3_core.storage import full_disk_is_typed
+
+if TYPE_CHECKING:
+    from eagle3_core.engine.client import EngineClient
+
+AHEAD = 10.0
+"""An engine that took s seconds to start works for this many times s on other shards: its start is then under 10 %."""
 
 
 def run(context: StageContext) -> Ref:
     """Capture the shard `context.index`; if it is committed this costs one read and no import.
+
+    The engine then goes on with shards nobody works on, so that their tasks find them committed.
 
     Raises:
         CaptureMismatchError: states came back that are not those of the request.
@@ -23,34 +33,26 @@ def run(context: StageContext) -> Ref:
     """
     if done := context.done():
         return done
-    assert context.index is not None
-    return capture_shards(context, [context.index])[0]
+    context.progress.phase("waiting for another task that works on this shard")
+    with context.store.claim(context.key(), wait=True):
+        if done := context.done():
+            return done
+        with full_disk_is_typed(context.work):
+            return _capture(context)
 
 
-def capture_shards(context: StageContext, indexes: Sequence[int]) -> list[Ref]:
-    """Capture several shards with one engine; committed ones are left alone."""
-    each = {index: dataclasses.replace(context, index=index) for index in indexes}
-    refs = {index: ref for index, part in each.items() if (ref := part.done())}
-    missing = {index: part for index, part in each.items() if index not in refs}
-    if missing:
-        refs |= _capture(context, missing)
-    return [refs[index] for index in indexes]
-
-
-def _capture(context: StageContext, missing: dict[int, StageContext]) -> dict[int, Ref]:
-    from eagle3_core.data.recording import ShardSamples, record
+def _capture(context: StageContext) -> Ref:
     from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
     from eagle3_core.identity import require_target
 
-    run, artifact = context.run, context.input("shard_plan")
-    plan = read_plan(artifact)
+    run, plan = context.run, read_plan(context.input("shard_plan"))
+    assert context.index is not None
     _check_engine(context, plan)
-    target = require_target(run, plan.target)
-    launch = LaunchPlan.capture(target, plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens)
-    for index in missing:
-        _check_space(context, plan, plan.shards[index].tokens)
-    refs = {}
+    _check_space(context, plan, plan.shards[context.index].tokens)
+    launch = LaunchPlan.capture(
+        require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens
+    )
     with (
         SglangServer(
             launch,
@@ -61,16 +63,43 @@ def _capture(context: StageContext, missing: dict[int, StageContext]) -> dict[in
         ) as server,
         server.client() as client,
     ):
-        for index, part in missing.items():
-            shard, staged = plan.shards[index], part.staged()
-            samples = ShardSamples.read(artifact, index)
-            record(
-                lambda asked: client.capture(asked, concurrency=run.serving.max_running_requests),
-                plan, shard, samples, staged, _reporter(part, shard.tokens),
-            )  # fmt: skip
-            _check_space(context, plan, 0)
-            refs[index] = part.commit(staged, ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens})
-    return refs
+        ref = _shard(context, plan, client)
+        try:
+            _go_on(context, plan, client, time.monotonic() + AHEAD * server.ready_s)
+        except Eagle3Error as error:
+            # Whose shard it is will see the same error and report it.
+            context.progress.phase(f"stopped working ahead: {error}")
+    return ref
+
+
+def _shard(context: StageContext, plan: ShardPlan, client: EngineClient) -> Ref:
+    """Capture and commit the context's own shard."""
+    from eagle3_core.data.recording import ShardSamples, record
+
+    assert context.index is not None
+    shard, staged = plan.shards[context.index], context.staged()
+    samples = ShardSamples.read(context.input("shard_plan"), shard.index)
+    concurrency = context.run.serving.max_running_requests
+    record(
+        lambda asked: client.capture(asked, concurrency=concurrency),
+        plan, shard, samples, staged, _reporter(context, shard.tokens),
+    )  # fmt: skip
+    _check_space(context, plan, 0)
+    return context.commit(staged, ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens})
+
+
+def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, until: float) -> None:
+    """Capture further shards that are neither committed nor claimed, until the time is up."""
+    assert context.index is not None
+    behind = context.index + 1
+    for shard in [*plan.shards[behind:], *plan.shards[: context.index]]:
+        if time.monotonic() > until:
+            return
+        other = dataclasses.replace(context, index=shard.index)
+        with context.store.claim(other.key(), wait=False) as ours:
+            if ours and other.done() is None:
+                _check_space(context, plan, shard.tokens)
+                _shard(other, plan, client)
 
 
 def _reporter(context: StageContext, total: int) -> Callable[[int], None]:

@@ -215,7 +215,8 @@ def _counts(kept: Sequence[Answer], answered: int) -> dict[str, int]:
     if not held_out or held_out == len(kept):
         raise InputError(
             f"regenerate: {answered - len(kept)}/{answered} samples have no supervised token, left are "
-            f"{len(kept) - held_out} to train on and {held_out} held out, both are needed; check the chat template and data.prompts"
+            f"{len(kept) - held_out} to train on and {held_out} held out, both are needed; "
+            "check the chat template and data.prompts"
         )
     return {
         "samples": len(kept),

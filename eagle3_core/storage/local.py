@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import uuid
@@ -22,8 +23,8 @@ class LocalStore:
         Raises:
             InputError: it cannot be made or written.
         """
-        self._directory = directory.expanduser().resolve()
         try:
+            self._directory = directory.expanduser().resolve()
             self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise InputError(f"root {directory}: cannot be made ({error.strerror}); choose a writable root") from None
@@ -48,35 +49,32 @@ class LocalStore:
     def write_bytes(self, key: str, data: bytes) -> None:
         """Write or replace the object atomically and durably."""
         target = self._file(key)
-        with _full_disk_is_typed(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temp = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-            try:
-                with temp.open("xb") as file:
-                    file.write(data)
-                    file.flush()
-                    os.fsync(file.fileno())
-                temp.replace(target)
-            finally:
-                temp.unlink(missing_ok=True)
+        with full_disk_is_typed(target), _temp_beside(target) as temp:
+            with temp.open("xb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temp.replace(target)
             _fsync_directory(target.parent)
 
     def put_file(self, source: Path, key: str) -> None:
         """Move a local file to `key`, durably."""
         target = self._file(key)
-        with _full_disk_is_typed(target):
-            target.parent.mkdir(parents=True, exist_ok=True)
+        with full_disk_is_typed(target), _temp_beside(target) as temp:
             if source.stat().st_dev == target.parent.stat().st_dev:
                 _fsync_file(source)
                 source.replace(target)
             else:
-                temp = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
-                try:
-                    shutil.copyfile(source, temp)
-                    _fsync_file(temp)
-                    temp.replace(target)
-                finally:
-                    temp.unlink(missing_ok=True)
+                shutil.copyfile(source, temp)
+                _fsync_file(temp)
+                temp.replace(target)
+            _fsync_directory(target.parent)
+
+    def remove(self, key: str) -> None:
+        """Remove one file durably."""
+        target = self._file(key)
+        if target.exists():
+            target.unlink()
             _fsync_directory(target.parent)
 
     def local_path(self, key: str) -> Path:
@@ -98,24 +96,64 @@ class LocalStore:
 
     def move_prefix(self, source: str, target: str) -> None:
         """Rename a directory."""
-        destination = self._file(target)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        self._file(source).rename(destination)
+        origin, destination = self._file(source), self._file(target)
+        with full_disk_is_typed(destination):
+            _make_directory(destination.parent)
+            origin.rename(destination)
         _fsync_directory(destination.parent)
+        _fsync_directory(origin.parent)
 
     def free_bytes(self) -> int | None:
         """Return what this user may still write."""
         return shutil.disk_usage(self._directory).free
 
+    @contextlib.contextmanager
+    def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
+        """Hold `key` against other processes while the block runs; a process that dies loses its claim.
+
+        Yields:
+            Whether it is ours; without `wait`, False at once where another process has it.
+        """
+        path = self._file(f"claims/{key.replace('/', '-')}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
 
 @contextlib.contextmanager
-def _full_disk_is_typed(target: Path) -> Iterator[None]:
+def full_disk_is_typed(where: Path) -> Iterator[None]:
+    """Turn a full disk or quota into a StorageFullError that names `where`."""
     try:
         yield
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise StorageFullError(f"no space left writing {target}; free space there and resume") from None
+        raise StorageFullError(f"no space left writing {where}; free space there and resume") from None
+
+
+@contextlib.contextmanager
+def _temp_beside(target: Path) -> Iterator[Path]:
+    """Make the target's directory, yield a fresh name in it, leave nothing under that name."""
+    _make_directory(target.parent)
+    temp = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.tmp")
+    try:
+        yield temp
+    finally:
+        temp.unlink(missing_ok=True)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory; a new one is durable only when its parent is synced too."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _fsync_directory(path.parent)
 
 
 def _fsync_file(path: Path) -> None:

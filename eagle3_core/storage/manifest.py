@@ -14,11 +14,12 @@ from pydantic import Field, ValidationError
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config.base import Section, canonical_sha256
-from eagle3_core.errors import CorruptArtifactError, NotCommittedError, StorageFullError, UnknownSchemaError
+from eagle3_core.errors import CorruptArtifactError, NotCommittedError, UnknownSchemaError
 from eagle3_core.storage.store import ObjectStore
 
 SCHEMA = "eagle3/manifest/1"
 MANIFEST = "manifest.json"
+SEAL = "sha256_of_the_rest"
 
 
 class FileEntry(Section):
@@ -98,18 +99,14 @@ def commit(
 ) -> Ref:
     """Move every file below `staged` under `key`, then write the manifest: from that moment the artifact exists.
 
-    `facts` go into the manifest; `ref_facts` (a few numbers) also travel in the returned reference.
+    `facts` go into the manifest; `ref_facts` (a few numbers) also travel in the returned reference. An artifact that is
+    replaced by another content is first made absent: a crash leaves the old one, the new one or none, never a mixture.
 
     Raises:
         StorageFullError: the root lacks the space; nothing is half-written under a final manifest.
     """
     names = sorted(str(path.relative_to(staged)) for path in staged.rglob("*") if path.is_file())
     files = {name: FileEntry(bytes=(staged / name).stat().st_size, sha256=file_sha256(staged / name)) for name in names}
-    free, need = store.free_bytes(), sum(entry.bytes for entry in files.values())
-    if free is not None and free < need:
-        raise StorageFullError(f"{store.root}/{key}: expected {need} free bytes, found {free}; free space and resume")
-    for name in names:
-        store.put_file(staged / name, f"{key}/{name}")
     shown = dict(ref_facts or {})
     manifest = Manifest(
         schema_version=SCHEMA,
@@ -119,8 +116,23 @@ def commit(
         facts={**shown, **(facts or {}), "shown": sorted(shown)},
     )
     values = manifest.model_dump(mode="json")
-    store.write_bytes(f"{key}/{MANIFEST}", json.dumps(values, indent=1, sort_keys=True).encode())
-    return Ref(kind=kind, key=key, manifest_sha256=canonical_sha256(values), facts=shown)
+    digest = canonical_sha256(values)
+    sealed = json.dumps({**values, SEAL: digest}, indent=1, sort_keys=True).encode()
+    _withdraw(store, f"{key}/{MANIFEST}", sealed)
+    for name in names:
+        store.put_file(staged / name, f"{key}/{name}")
+    store.write_bytes(f"{key}/{MANIFEST}", sealed)
+    return Ref(kind=kind, key=key, manifest_sha256=digest, facts=shown)
+
+
+def _withdraw(store: ObjectStore, key: str, successor: bytes) -> None:
+    """Remove a manifest whose files are about to be replaced by other content."""
+    try:
+        same = store.read_bytes(key) == successor
+    except FileNotFoundError:
+        return
+    if not same:
+        store.remove(key)
 
 
 def find(store: ObjectStore, key: str) -> Ref | None:
@@ -143,11 +155,14 @@ def load(store: ObjectStore, which: Ref | str) -> Artifact:
     where = f"{store.root}/{key}/{MANIFEST}"
     try:
         values = json.loads(store.read_bytes(f"{key}/{MANIFEST}"))
-        schema = values.get("schema_version")
+        seal, schema = values.pop(SEAL, None), values.get("schema_version")
     except FileNotFoundError:
         raise NotCommittedError(f"{where}: expected a committed artifact, found none; run its stage first") from None
     except (ValueError, AttributeError):
         raise CorruptArtifactError(f"{where}: not a JSON object; repair it") from None
+    digest = canonical_sha256(values)
+    if seal != digest:
+        raise CorruptArtifactError(f"{where}: expected sha256 {seal!s:.12}, found {digest[:12]}; repair it")
     if schema != SCHEMA:
         raise UnknownSchemaError(f"{where}: expected {SCHEMA}, found {schema!r}; upgrade eagle3-pipeline")
     try:
@@ -155,7 +170,7 @@ def load(store: ObjectStore, which: Ref | str) -> Artifact:
     except ValidationError as error:
         raise CorruptArtifactError(f"{where}: {error.error_count()} invalid fields; repair it") from None
     shown = {name: manifest.facts[name] for name in manifest.facts.get("shown", []) if name in manifest.facts}
-    ref = Ref(kind=manifest.kind, key=key, manifest_sha256=canonical_sha256(values), facts=shown)
+    ref = Ref(kind=manifest.kind, key=key, manifest_sha256=digest, facts=shown)
     if isinstance(which, Ref) and which.manifest_sha256 != ref.manifest_sha256:
         raise CorruptArtifactError(
             f"{where}: expected manifest {which.manifest_sha256[:12]}, found {ref.manifest_sha256[:12]}; "

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit
 
 from eagle3_core.errors import InputError
+from eagle3_core.storage.store import StoreUnreachableError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_ABSENT = ("404", "NoSuchKey", "NotFound")
+_REFUSED = ("403", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled")
 
 
 def s3_client() -> Any:
@@ -48,7 +51,8 @@ class S3Store:
         self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
         default = Path(tempfile.gettempdir()) / f"eagle3-s3-cache-{os.getuid()}"
         self._cache = cache or Path(os.environ.get("EAGLE3_S3_CACHE", default))
-        self._client = s3_client()
+        with self._typed():
+            self._client = s3_client()
 
     @property
     def root(self) -> str:
@@ -58,80 +62,110 @@ class S3Store:
     def _key(self, key: str) -> str:
         return f"{self._prefix}/{key}".lstrip("/")
 
-    def _head(self, key: str) -> dict[str, Any] | None:
-        from botocore.exceptions import ClientError
+    @contextlib.contextmanager
+    def _typed(self, key: str = "") -> Iterator[None]:
+        """Turn botocore's errors into one line: absent, refused (fix) or unreachable (retry)."""
+        from boto3.exceptions import Boto3Error
+        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
 
+        where = f"{self.root}/{key}".rstrip("/")
         try:
-            head: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=self._key(key))
+            yield
+        except (NoCredentialsError, NoRegionError) as error:
+            raise InputError(f"root {self.root}: {error}; set the AWS environment variables") from None
         except ClientError as error:
-            if error.response["Error"]["Code"] in ("404", "NoSuchKey", "NotFound"):
-                return None
-            raise
+            code, text = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
+            if code in _ABSENT:
+                raise FileNotFoundError(where) from None
+            if code in _REFUSED:
+                raise InputError(f"root {where}: the store refuses ({code}: {text}); check bucket and rights") from None
+            raise StoreUnreachableError(f"{where}: the store answers {code}: {text}; try again") from None
+        except (BotoCoreError, Boto3Error) as error:
+            raise StoreUnreachableError(f"{where}: {' '.join(str(error).split()):.300}; try again") from None
+
+    def _head(self, key: str) -> dict[str, Any]:
+        with self._typed(key):
+            head: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=self._key(key))
         return head
 
     def read_bytes(self, key: str) -> bytes:
         """Return the object."""
-        if self._head(key) is None:
-            raise FileNotFoundError(f"{self.root}/{key}")
-        data: bytes = self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
+        with self._typed(key):
+            data: bytes = self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
         return data
 
     def write_bytes(self, key: str, data: bytes) -> None:
         """Put the object; S3 shows it whole or not at all."""
-        self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
+        with self._typed(key):
+            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
 
     def put_file(self, source: Path, key: str) -> None:
         """Upload (multipart where large) and check the size that arrived.
 
         Raises:
-            OSError: the stored size differs from the file's.
+            StoreUnreachableError: the stored size differs from the file's.
         """
         size = source.stat().st_size
-        self._client.upload_file(str(source), self._bucket, self._key(key))
-        head = self._head(key)
-        if head is None or head["ContentLength"] != size:
-            found = None if head is None else head["ContentLength"]
-            raise OSError(f"{self.root}/{key}: expected {size} bytes after upload, found {found}; run again")
+        with self._typed(key):
+            self._client.upload_file(str(source), self._bucket, self._key(key))
+        found = self._head(key)["ContentLength"]
+        if found != size:
+            raise StoreUnreachableError(
+                f"{self.root}/{key}: expected {size} bytes after upload, found {found}; try again"
+            )
+
+    def remove(self, key: str) -> None:
+        """Delete the object."""
+        with self._typed(key):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
 
     def local_path(self, key: str) -> Path:
         """Return a cached copy, downloaded once per ETag."""
         head = self._head(key)
-        if head is None:
-            raise FileNotFoundError(f"{self.root}/{key}")
         name = hashlib.sha256(f"{self.root}/{key}:{head['ETag']}".encode()).hexdigest()
         target = self._cache / name[:2] / name / Path(key).name
-        if not target.exists():
+        if not target.exists() or target.stat().st_size != head["ContentLength"]:
             target.parent.mkdir(parents=True, exist_ok=True)
             temp = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            self._client.download_file(self._bucket, self._key(key), str(temp))
+            with self._typed(key):
+                self._client.download_file(self._bucket, self._key(key), str(temp))
             temp.replace(target)
         return target
 
     def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
-        return self._head(key) is not None
-
-    def _objects(self, prefix: str) -> Iterator[str]:
-        pages = self._client.get_paginator("list_objects_v2")
-        for page in pages.paginate(Bucket=self._bucket, Prefix=self._key(prefix).rstrip("/") + "/"):
-            for item in page.get("Contents", []):
-                yield item["Key"]
+        try:
+            self._head(key)
+        except FileNotFoundError:
+            return False
+        return True
 
     def list_keys(self, prefix: str) -> list[str]:
         """Return all keys below `prefix/`, sorted."""
         skip = len(self._prefix) + 1 if self._prefix else 0
-        return sorted(key[skip:] for key in self._objects(prefix))
+        found: list[str] = []
+        with self._typed(prefix):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._bucket, Prefix=self._key(prefix).rstrip("/") + "/"):
+                found += [item["Key"][skip:] for item in page.get("Contents", [])]
+        return sorted(found)
 
     def move_prefix(self, source: str, target: str) -> None:
-        """Copy every object, then delete the originals."""
+        """Copy every object, then delete the originals, the manifest first: what is half moved is not committed."""
         keys = self.list_keys(source)
         for key in keys:
-            self._client.copy(
-                {"Bucket": self._bucket, "Key": self._key(key)}, self._bucket, self._key(target + key[len(source) :])
-            )
-        for key in keys:
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
+            with self._typed(key):
+                origin = {"Bucket": self._bucket, "Key": self._key(key)}
+                self._client.copy(origin, self._bucket, self._key(target + key[len(source) :]))
+        for key in sorted(keys, key=lambda key: not key.endswith("/manifest.json")):
+            self.remove(key)
 
     def free_bytes(self) -> int | None:
         """Return None: a bucket has no such limit."""
         return None
+
+    @contextlib.contextmanager
+    def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
+        """Yield `wait`: a bucket has no locks, so only the job that owns `key` may work on it."""
+        del key
+        yield wait

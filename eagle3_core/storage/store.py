@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
+
+from eagle3_core.errors import ArtifactError, Remedy
+
+
+class StoreUnreachableError(ArtifactError):
+    """The store does not answer, or answers with a fault of its own; a retry may help."""
+
+    remedy: ClassVar[Remedy] = Remedy.RETRY
 
 
 class ObjectStore(Protocol):
@@ -22,6 +31,9 @@ class ObjectStore(Protocol):
     def put_file(self, source: Path, key: str) -> None:
         """Move (directory) or upload (bucket) a local file to `key`, durably; `source` is gone or disposable after."""
 
+    def remove(self, key: str) -> None:
+        """Remove one object durably; absent is fine. For manifests that are replaced, never for data."""
+
     def local_path(self, key: str) -> Path:
         """Return a local file with the object's content; FileNotFoundError if there is none."""
 
@@ -36,6 +48,9 @@ class ObjectStore(Protocol):
 
     def free_bytes(self) -> int | None:
         """Return the free space, or None where there is no such limit."""
+
+    def claim(self, key: str, *, wait: bool) -> AbstractContextManager[bool]:
+        """Hold `key` against other processes of these machines; tells whether it is ours. See `LocalStore.claim`."""
 
 
 def open_store(root: str) -> ObjectStore:
