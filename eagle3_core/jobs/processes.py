@@ -51,7 +51,12 @@ def die_with_parent(parent: int) -> None:
 
 def members(job: Path) -> list[int]:
     """Return every live process of the job but this one, whatever session it moved to."""
-    wanted = f"{MARK}={job}".encode()
+    return marked(f"{MARK}={job}")
+
+
+def marked(setting: str) -> list[int]:
+    """Return every live process but this one that has `NAME=value` in its environment."""
+    wanted = setting.encode()
     return [pid for pid in _pids() if pid != os.getpid() and wanted in _environ(pid) and _starttime(pid)]
 
 
@@ -60,14 +65,19 @@ def children(pid: int) -> list[int]:
     return [other for other in _pids() if _parent(other) == pid and _starttime(other)]
 
 
-def sweep(job: Path, patience_s: float = 10.0) -> int:
-    """Kill every process of the job but this one; return how many there were.
+def sweep(job: Path) -> int:
+    """Kill every process of the job but this one; return how many there were."""
+    return kill_marked(f"{MARK}={job}")
+
+
+def kill_marked(setting: str, patience_s: float = 10.0) -> int:
+    """Kill every process but this one that has `NAME=value` in its environment; return how many there were.
 
     Repeats until none is found, since a process may fork while it is being killed.
     """
     killed: set[int] = set()
     end = time.monotonic() + patience_s
-    while (found := members(job)) and time.monotonic() < end:
+    while (found := marked(setting)) and time.monotonic() < end:
         for pid in found:
             _kill(pid)
         killed.update(found)

@@ -1,0 +1,175 @@
+"""`eagle3 demo`: start Airflow here, trigger `train_drafter` as its UI would, follow it, print what came out."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from eagle3_core import jobs
+from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.checks import check_inputs
+from eagle3_core.cli.airflow_local import CHECKOUT, AirflowError, Api, LocalAirflow
+from eagle3_core.cli.common import one_line_errors
+from eagle3_core.cli.follow import Follower, failure
+from eagle3_core.cli.forecast import forecast
+from eagle3_core.config.recipes import load_recipe, recipe_names
+from eagle3_core.storage import open_store
+
+DAG = "train_drafter"
+POOL = "engine"
+DATA = CHECKOUT / ".eagle3"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the demo asks the DAG for: the form's fields."""
+
+    recipe: str
+    conf: dict[str, Any]
+
+
+def demo(
+    target: Annotated[
+        str, typer.Option(help="demo, smollm2, or the directory of your own target.", envvar="TARGET")
+    ] = "demo",
+    prompts: Annotated[str | None, typer.Option(help="JSONL file of your own prompts.", envvar="PROMPTS")] = None,
+    stop_after: Annotated[bool, typer.Option("--stop-after", help="Stop Airflow when the run has ended.")] = False,
+    stop_now: Annotated[bool, typer.Option("--stop", help="Stop Airflow and its jobs; run nothing.")] = False,
+) -> None:
+    """Train and measure a drafter through a real Airflow on this machine; the last line printed is one JSON object."""
+    airflow = local_airflow()
+    if stop_now:
+        stop()
+        return
+    with one_line_errors():
+        console = Console(highlight=False)
+        started = time.monotonic()
+        request = request_for(target, prompts)
+        _check(console, request, airflow.root)
+        try:
+            run_id = _follow(console, airflow, request)
+        except KeyboardInterrupt:
+            console.print(
+                f"\nThe run goes on. Come back with the same command; stop it with `make stop`; see {airflow.url}"
+            )
+            raise typer.Exit(130) from None
+        result = _result(airflow, run_id, time.monotonic() - started)
+        if stop_after:
+            airflow.stop()
+    _print(console, airflow, result)
+
+
+def stop() -> None:
+    """Stop the Airflow that `eagle3 demo` started, and every job of its runs."""
+    with one_line_errors():
+        local_airflow().stop()
+        print("Airflow and its jobs are stopped; artifacts stay.")
+
+
+def local_airflow() -> LocalAirflow:
+    """Return the demo's Airflow, which lives below `.eagle3` in the checkout."""
+    return LocalAirflow(DATA / "airflow", str(DATA / "store"))
+
+
+def request_for(target: str, prompts: str | None) -> Request:
+    """Return the form's fields for a target by name or directory and the user's prompts."""
+    conf: dict[str, Any] = {}
+    recipe = target if target in recipe_names() else "demo"
+    if recipe != target:
+        conf["target.model"] = str(Path(target).expanduser().resolve())
+    if prompts:
+        conf["data.prompts"] = str(Path(prompts).expanduser().resolve())
+    return Request(recipe, {"recipe": recipe, **conf})
+
+
+def _check(console: Console, request: Request, root: str) -> None:
+    """Refuse what is wrong before anything starts, and say how long it will take."""
+    run = load_recipe(request.recipe, {key: value for key, value in request.conf.items() if key != "recipe"})
+    store = open_store(root)
+    check_inputs(run, store)
+    console.print(forecast(run), soft_wrap=True)
+
+
+def _follow(console: Console, airflow: LocalAirflow, request: Request) -> str:
+    airflow.ensure(lambda text: console.print(text))
+    api = Api(airflow)
+    _prepare(api)
+    run_id = _current_run(api, request.conf) or _trigger(api, request.conf)
+    user, password = airflow.login
+    console.print(
+        f"run {run_id}: {airflow.url}/dags/{DAG}/runs/{run_id} (user {user}, password {password})", soft_wrap=True
+    )
+    directory = jobs.jobs_directory(airflow.root)
+    follower = Follower(api, console, DAG, run_id, directory)
+    if follower.follow() != "success":
+        why = failure(api, f"dags/{DAG}/dagRuns/{run_id}", follower.instances(), directory, airflow.home)
+        console.print(f"[red]failed[/] {why.task}: {why.line}", soft_wrap=True)
+        console.print(f"log: {why.log}", soft_wrap=True)
+        raise typer.Exit(1)
+    return run_id
+
+
+def _prepare(api: Api) -> None:
+    """Wait until the DAG is parsed, make the engine's pool, unpause."""
+    end = time.monotonic() + 180
+    while api.find(f"dags/{DAG}") is None:
+        errors = api.get("importErrors")["import_errors"]
+        if errors or time.monotonic() > end:
+            shown = errors[0]["stack_trace"].strip().splitlines()[-1] if errors else "not parsed within 180 s"
+            raise AirflowError(f"DAG {DAG}: {shown}")
+        time.sleep(0.5)
+    if api.find(f"pools/{POOL}") is None:
+        api.post("pools", {"name": POOL, "slots": 1, "include_deferred": True,
+                           "description": "Stages that use the engine's device, at once."})  # fmt: skip
+    api.patch(f"dags/{DAG}", {"is_paused": False})
+
+
+def _current_run(api: Api, conf: dict[str, Any]) -> str | None:
+    """Return a run of the same request that has not ended, so that a second call follows the first's."""
+    runs = api.get(f"dags/{DAG}/dagRuns", state=["running", "queued"], limit=50)["dag_runs"]
+    same = [run for run in runs if conf.items() <= (run.get("conf") or {}).items()]
+    return str(same[0]["dag_run_id"]) if same else None
+
+
+def _trigger(api: Api, conf: dict[str, Any]) -> str:
+    """Create a run as the UI's form does."""
+    return str(api.post(f"dags/{DAG}/dagRuns", {"logical_date": None, "conf": conf})["dag_run_id"])
+
+
+def _result(airflow: LocalAirflow, run_id: str, seconds: float) -> dict[str, Any]:
+    """Return the figures of the run's report."""
+    path = f"dags/{DAG}/dagRuns/{run_id}/taskInstances/report/xcomEntries/return_value"
+    value = Api(airflow).get(path, stringify=False)["value"]
+    ref = Ref.parse(json.loads(value) if isinstance(value, str) else value, "the report's XCom").expect(
+        Kind.EVAL_REPORT
+    )
+    return {
+        "acceptance_length": ref.facts["acceptance_length"],
+        "trainer_tau": ref.facts["trainer_tau"],
+        "speedup": ref.facts["speedup"],
+        "seconds": round(seconds, 1),
+        "report": str(Path(airflow.root) / ref.key / "report.html"),
+        "ui": airflow.url,
+        "run": run_id,
+        "shape": ref.facts["shape"],
+        "passed": ref.facts["passed"],
+        "summary": ref.facts["summary"],
+    }
+
+
+def _print(console: Console, airflow: LocalAirflow, result: dict[str, Any]) -> None:
+    user, password = airflow.login
+    console.print()
+    console.print(f"acceptance length  {result['acceptance_length']:.2f} at {result['shape']} "
+                  f"(trainer's tau {result['trainer_tau']:.2f})")  # fmt: skip
+    console.print(f"speed              {result['speedup']:.2f} times that without speculation")
+    console.print(f"verdict            {result['summary']}", soft_wrap=True)
+    console.print(f"report             {result['report']}", soft_wrap=True)
+    console.print(f"Airflow            {result['ui']} (user {user}, password {password}); stop it with `make stop`")
+    print(json.dumps(result))
