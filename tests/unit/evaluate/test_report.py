@@ -1,7 +1,6 @@
 """Report and release, made from committed artifacts as the pipeline would have left them."""
 
 import csv
-import dataclasses
 import json
 from html.parser import HTMLParser
 from pathlib import Path
@@ -98,8 +97,6 @@ class Pipeline:
 
     def context(self, name: str) -> StageContext:
         stage = STAGES[name]
-        if name == "report" and "prompt_set" not in dict(stage.inputs):
-            stage = dataclasses.replace(stage, inputs=(*stage.inputs, ("prompt_set", Kind.PROMPT_SET)))
         inputs = {wanted: self.refs[wanted] for wanted, _ in stage.inputs}
         work = self.root / "work"
         work.mkdir(exist_ok=True)
