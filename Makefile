@@ -13,8 +13,8 @@ unexport PYTHONPATH PYTHONHOME
 UV ?= uv
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
 ENGINE_EXTRAS := --extra engine --extra test --extra build
-# In requirements-engine-cpu.txt already, or in requirements-torch-cpu.txt.
-NOT_CUDA := torch triton filelock fsspec jinja2 markupsafe mpmath networkx setuptools sympy typing-extensions
+# In requirements-engine-cpu.txt already.
+NOT_CUDA := triton filelock fsspec jinja2 markupsafe mpmath networkx setuptools sympy typing-extensions
 
 .PHONY: help setup demo test stop clean lock
 
@@ -22,8 +22,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Build .venvs/airflow and .venvs/engine from the locks (a second run does nothing)
-	@docker/install.sh airflow
-	@docker/install.sh engine
+	@docker/install.sh airflow & airflow=$$!; docker/install.sh engine && wait $$airflow
 
 demo: setup ## Prompts to a served drafter, through Airflow (TARGET=directory|smollm2 PROMPTS=file)
 	@exec $(AIRFLOW)/eagle3 demo $(if $(TARGET),--target '$(TARGET)') $(if $(PROMPTS),--prompts '$(PROMPTS)')
@@ -49,5 +48,5 @@ lock: ## Compile the lock files anew (needs uv; for maintainers)
 		-o requirements-engine-cpu.txt
 	$(COMPILE) pyproject.toml requirements-engine-gpu.in $(ENGINE_EXTRAS) --prerelease-package flash-attn-4=allow \
 		-o requirements-engine-gpu.txt
-	grep -o '^torch==[^ ;]*' requirements-torch-cpu.txt | $(COMPILE) - -c requirements-engine-cpu.txt \
+	sed -n 's/^\(torch==[^ +]*\)+cpu.*/\1/p' requirements-torch-cpu.txt | $(COMPILE) - -c requirements-engine-cpu.txt \
 		$(NOT_CUDA:%=--no-emit-package %) -o requirements-torch-cuda.txt

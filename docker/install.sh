@@ -58,13 +58,10 @@ pip_install() {
     "$dir/bin/python" -m pip install --no-input --disable-pip-version-check --progress-bar off --no-deps --no-compile "$@" \
         2>>"$log" | tee -a "$log" | awk -v n="$count" -v label="setup: $name: $label" '
             /^ *Collecting /          { if (++c % 40 == 0) { print label ": " c " of " n " fetched"; fflush() } }
-            /^Installing collected /  { if (n > 1) { print label ": installing"; fflush() } }' ||
-        fail "pip could not install $label; the whole output is in $log"
+            /^Installing collected /  { if (n > 1) { print label ": installing"; fflush() } }'
 }
 
-install_lock() { pip_install "$(grep -c '^[A-Za-z0-9]' "$1")" "$1" --require-hashes --only-binary :all: -r "$1"; }
-
-imports_torch() { "$dir/bin/python" -c 'import torch' >>"$log" 2>&1; }
+install_lock() { pip_install "$(grep -c '^[a-z]' "$1")" "$1" --require-hashes --only-binary :all: -r "$1"; }
 
 build() {
     local python start=$SECONDS
@@ -75,16 +72,12 @@ build() {
     : >"$log"
     say "building $dir with $("$python" --version) from ${locks[0]}"
     "$python" -m venv "$dir" >>"$log" 2>&1 || fail "could not create $dir"
-    install_lock "${locks[0]}"
-    if [ "${locks[1]:-}" ]; then
-        # An index's ordinary wheel is a CUDA build, which does not even import without the CUDA libraries (GBs). They
-        # are fetched only where pip saw no CPU build; requirements-torch-cpu.txt says how to show it one.
-        install_lock requirements-torch-cpu.txt
-        if ! imports_torch; then
-            say "pip saw no CPU build of torch and took the CUDA build: fetching the CUDA libraries it needs (about 2 GB)"
-            install_lock requirements-torch-cuda.txt
-            imports_torch || fail "torch does not import; the whole output is in $log"
-        fi
+    awk '/^[a-z]/ { wanted = /^pip==/ } wanted' "${locks[0]}" >"$dir/pip.txt"
+    install_lock "$dir/pip.txt" || fail "pip could not renew itself; the whole output is in $log"
+    install_lock "${locks[0]}" || fail "pip could not install ${locks[0]}; the whole output is in $log"
+    if [ "${locks[1]:-}" ] && ! install_lock "${locks[1]}"; then
+        say "pip sees no CPU build of torch, so the CUDA build comes with its libraries (3 GB; ${locks[1]} says more)"
+        install_lock "${locks[2]}" || fail "pip could not install ${locks[2]}; the whole output is in $log"
     fi
     say "compiling"
     # Some packages ship files of other Python versions or templates, which do not compile and never need to.
@@ -97,6 +90,7 @@ if [ "$(cat "$dir/.lock-stamp" 2>/dev/null)" != "$lock_stamp" ] || ! "$dir/bin/p
     build
 fi
 if [ "$(cat "$dir/.project-stamp" 2>/dev/null)" != "$project_stamp" ]; then
-    pip_install 1 "this project" --no-build-isolation --editable .
+    pip_install 1 "this project" --no-build-isolation --editable . ||
+        fail "pip could not install this project; the whole output is in $log"
     echo "$project_stamp" >"$dir/.project-stamp"
 fi
