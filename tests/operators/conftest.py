@@ -1,0 +1,87 @@
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+# Before the first import of airflow.
+os.environ.update(
+    {
+        "AIRFLOW_HOME": os.environ.get("EAGLE3_TEST_AIRFLOW_HOME") or tempfile.mkdtemp(prefix="eagle3-airflow-"),
+        "AIRFLOW__CORE__DAGS_FOLDER": str(CHECKOUT / "dags"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__LOGGING__LOGGING_LEVEL": "WARNING",
+        "EAGLE3_RETRY_DELAY_S": "0",
+    }
+)
+os.environ["EAGLE3_TEST_AIRFLOW_HOME"] = os.environ["AIRFLOW_HOME"]
+
+
+class FakeEngine:
+    """Where the engine's stand-in is told what to do."""
+
+    def __init__(self, directory, root):
+        self.directory, self.root = directory, root
+
+    def calls(self):
+        file = self.directory / "calls"
+        return file.read_text().splitlines() if file.exists() else []
+
+    def fail_once(self, stage, kind, message):
+        (self.directory / f"{stage}.fail").write_text(f'{{"type": "{kind}", "message": "{message}"}}')
+
+    def hold(self, stage):
+        (self.directory / f"{stage}.wait").touch()
+
+    def release(self, stage):
+        (self.directory / f"{stage}.wait").unlink()
+
+
+@pytest.fixture
+def engine(tmp_path, monkeypatch):
+    """An engine that commits tiny artifacts, and the root it commits to."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name('fake_engine.py')} \"$@\"\n")
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    told = tmp_path / "told"
+    told.mkdir()
+    monkeypatch.setenv("EAGLE3_ENGINE_PYTHON", str(python))
+    monkeypatch.setenv("FAKE_DIR", str(told))
+    monkeypatch.setenv("EAGLE3_ROOT", str(tmp_path / "root"))
+    yield FakeEngine(told, tmp_path / "root")
+    from eagle3_core import jobs
+
+    for directory in (tmp_path / "root" / "jobs").glob("*"):
+        jobs.end_processes(directory, grace_s=0)
+
+
+@pytest.fixture
+def target(tmp_path):
+    """A directory that the checks take for a target, and a prompt file."""
+    import json
+    import struct
+
+    directory = tmp_path / "target"
+    directory.mkdir()
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 8,
+              "intermediate_size": 16, "vocab_size": 2048, "num_attention_heads": 2}  # fmt: skip
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / "tokenizer.json").write_text("{}")
+    (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(20)))
+    return {"target.model": str(directory), "data.prompts": str(prompts)}
+
+
+@pytest.fixture
+def context():
+    """What Airflow passes to execute, as much of it as the operators use."""
+    ti = MagicMock()
+    ti.id, ti.try_number = "ti-1", 1
+    return {"ti": ti, "params": {"recipe": "demo", "overrides": {}}}
