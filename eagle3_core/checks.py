@@ -5,8 +5,9 @@ from __future__ import annotations
 from eagle3_core.config import RunConfig
 from eagle3_core.config.target import TargetConfig
 from eagle3_core.errors import ConfigError
-from eagle3_core.identity import TargetShape, checked_prompts, read_target, resolve_prompts, resolve_target
+from eagle3_core.identity import TargetShape, check_sizes, checked_prompts, read_target, resolve_prompts, resolve_target
 from eagle3_core.storage import ObjectStore
+from eagle3_core.vocab import check_draft_vocab_size
 
 
 def aux_layers(target: TargetConfig, shape: TargetShape) -> tuple[int, ...]:
@@ -34,10 +35,7 @@ def check_inputs(run: RunConfig, store: ObjectStore) -> None:
     """
     shape = read_target(resolve_target(run))
     aux_layers(run.target, shape)
-    if run.drafter.draft_vocab_size > shape.vocab_size:
-        raise ConfigError(
-            f"drafter.draft_vocab_size: expected at most the target's {shape.vocab_size} tokens, "
-            f"found {run.drafter.draft_vocab_size}; lower it"
-        )
+    check_sizes(run, shape)
+    check_draft_vocab_size(run.drafter.vocab_size(shape.vocab_size), shape.vocab_size)
     checked_prompts(resolve_prompts(run))
     store.write_bytes("write-probe", b"")

@@ -18,7 +18,9 @@ from eagle3_core.errors import EXIT_CODES, Eagle3Error
 
 console = Console(stderr=True, highlight=False)
 
-Recipe = Annotated[str, typer.Argument(help="Name of a checked-in recipe (demo, smollm2, production) or a YAML file.")]
+Recipe = Annotated[
+    str, typer.Argument(help="Name of a checked-in recipe (demo, own, smollm2, production) or a YAML file.")
+]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", help="Override one key: training.learning_rate=3e-5. Repeatable.", metavar="KEY=VALUE"),

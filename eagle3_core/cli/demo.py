@@ -23,6 +23,8 @@ from eagle3_core.storage import open_store
 
 DAG = "train_drafter"
 POOL = "engine"
+OWN = "own"
+"""Recipe for a target that has none of its own."""
 DATA = CHECKOUT / ".eagle3"
 
 
@@ -80,7 +82,7 @@ def local_airflow() -> LocalAirflow:
 def request_for(target: str, prompts: str | None) -> Request:
     """Return the form's fields for a target by name or directory and the user's prompts."""
     conf: dict[str, Any] = {}
-    recipe = target if target in recipe_names() else "demo"
+    recipe = target if target in recipe_names() else OWN
     if recipe != target:
         conf["target.model"] = str(Path(target).expanduser().resolve())
     if prompts:

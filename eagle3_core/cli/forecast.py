@@ -34,7 +34,7 @@ def minutes(run: RunConfig) -> tuple[float, float]:
     work = Workload(
         samples=samples, tokens=round(tokens), hidden_size=shape.hidden_size,
         intermediate_size=run.drafter.intermediate_size or shape.intermediate_size,
-        draft_vocab_size=run.drafter.draft_vocab_size,
+        draft_vocab_size=run.drafter.vocab_size(shape.vocab_size),
     )  # fmt: skip
     shapes = 1 + len(run.evaluation.shapes)
     served = run.evaluation.max_prompts * run.evaluation.max_new_tokens * run.evaluation.repeats * shapes

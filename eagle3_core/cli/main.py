@@ -21,6 +21,7 @@ from eagle3_core.cli.common import (
     owner,
     print_json,
 )
+from eagle3_core.cli.demo import demo, stop
 from eagle3_core.cli.plan import plan
 from eagle3_core.cli.reference import reference
 from eagle3_core.cli.repair import repair
@@ -109,6 +110,8 @@ def _stage_command(stage: Stage) -> Callable[..., None]:
 app.command(rich_help_panel="Planning and looking")(plan)
 app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
+app.command(rich_help_panel="A local Airflow")(demo)
+app.command(rich_help_panel="A local Airflow")(stop)
 app.command(hidden=True)(reference)
 for _stage in STAGES.values():
     app.command(_stage.name, help=f"Stage: {_stage.summary}", rich_help_panel="Single stages")(_stage_command(_stage))

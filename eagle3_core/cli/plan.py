@@ -72,7 +72,7 @@ def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -
         dtype=config.capture.dtype,
         target_parameters=target.parameters,
         intermediate_size=config.drafter.intermediate_size or target.intermediate_size,
-        draft_vocab_size=config.drafter.draft_vocab_size,
+        draft_vocab_size=config.drafter.vocab_size(target.vocab_size),
         ttt_steps=config.training.ttt_steps,
         epochs=config.training.epochs,
     )

@@ -10,7 +10,11 @@ from eagle3_core.config.base import Section
 class DrafterConfig(Section):
     """Sizes of the drafter; what is empty is taken from the target."""
 
-    draft_vocab_size: int = Field(32000, ge=16, description="Tokens the drafter can propose (U), at most the target's.")
+    draft_vocab_size: int | None = Field(
+        None,
+        ge=16,
+        description="Tokens the drafter can propose (U), at most the target's; empty: half of them, at most 32,000.",
+    )
     intermediate_size: int | None = Field(None, ge=8, description="Width of the MLP; empty: the target's.")
     num_heads: int | None = Field(None, ge=1, description="Attention heads; empty: the target's.")
     num_kv_heads: int | None = Field(None, ge=1, description="Key/value heads; empty: the target's.")
@@ -18,3 +22,7 @@ class DrafterConfig(Section):
     min_coverage: float = Field(
         0.95, gt=0, le=1, description="Least share of held-out answer tokens the draft vocabulary must cover."
     )
+
+    def vocab_size(self, target_vocab_size: int) -> int:
+        """Return U for a target of so many tokens."""
+        return self.draft_vocab_size or min(32000, target_vocab_size // 2)

@@ -26,7 +26,8 @@ def run(context: StageContext) -> Ref:
     corpus = context.input("corpus")
     facts = corpus.manifest.facts
     target_size = int(facts["target"]["vocab_size"])
-    check_draft_vocab_size(drafter.draft_vocab_size, target_size)
+    size = drafter.vocab_size(target_size)
+    check_draft_vocab_size(size, target_size)
     train: Counter[int] = Counter()
     held_out: Counter[int] = Counter()
     seen: set[int] = set()
@@ -37,7 +38,7 @@ def run(context: StageContext) -> Ref:
     # A special token the drafter cannot propose ends every chain at that place.
     specials = {token for token in facts["special_ids"] if token in seen or token in train}
     required = specials | set(facts["stop_ids"])
-    vocab = choose(train, required, drafter.draft_vocab_size, target_size)
+    vocab = choose(train, required, size, target_size)
     coverage = _checked_coverage(vocab, train, held_out, required, drafter)
     _write(context, vocab)
     return context.commit(
@@ -59,7 +60,7 @@ def _checked_coverage(
     if coverage < drafter.min_coverage:
         size = sufficient_size(train, held_out, required, vocab.target_size, drafter.min_coverage)
         raise ConfigError(
-            f"drafter.draft_vocab_size {drafter.draft_vocab_size}: expected to cover {drafter.min_coverage:.1%} of the "
+            f"drafter.draft_vocab_size {len(vocab.target_ids)}: expected to cover {drafter.min_coverage:.1%} of the "
             f"held-out answer tokens, found {coverage:.1%}; {size} would suffice, or lower drafter.min_coverage"
         )
     return coverage

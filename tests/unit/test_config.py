@@ -23,7 +23,7 @@ def test_an_unknown_section_is_refused():
 
 
 def test_an_unknown_recipe_lists_the_known_ones():
-    with pytest.raises(ConfigError, match="demo, production, smollm2"):
+    with pytest.raises(ConfigError, match="demo, own, production, smollm2"):
         load_recipe("nosuch")
 
 
