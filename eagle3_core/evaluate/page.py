@@ -54,9 +54,8 @@ def _by_shape(report: Report) -> str:
 def _by_position(report: Report) -> str:
     lines = {row.shape: _points(row.acceptance_at) for row in report.rows}
     lines["trainer, full depth"] = _points(row["cond_acc"] for row in report.validation["by_depth"])
-    return plots.curves(
-        {"P(right | all before right)": lines}, "draft position", "positions", "Acceptance at each draft position"
-    )
+    panel = {"P(right | all before right)": lines}
+    return plots.curves(panel, "draft position", "positions", "Acceptance at each draft position", share=True)
 
 
 def _points(values: Iterable[float | None]) -> plots.Line:

@@ -50,8 +50,13 @@ _STYLE = {
 Line = tuple[Sequence[float], Sequence[float]]
 
 
-def curves(panels: Mapping[str, Mapping[str, Line]], x_label: str, name: str, title: str) -> str:
-    """Draw one panel per key, each with its lines (label: x and y values); `name` is the plot's own in the page."""
+def curves(
+    panels: Mapping[str, Mapping[str, Line]], x_label: str, name: str, title: str, *, share: bool = False
+) -> str:
+    """Draw one panel per key, each with its lines (label: x and y values); `name` is the plot's own in the page.
+
+    With `share` the values are shares of 1, and the axis shows all of it.
+    """
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(4.4 * len(panels), 2.9), layout="constrained")
         for axes, (y_label, lines) in zip(_row(figure, len(panels)), panels.items(), strict=True):
@@ -59,8 +64,10 @@ def curves(panels: Mapping[str, Mapping[str, Line]], x_label: str, name: str, ti
                 axes.plot(x, y, label=label, marker="o" if len(x) < 20 else None, markersize=4)
             axes.set_xlabel(x_label)
             axes.set_ylabel(y_label)
+            if share:
+                axes.set_ylim(0, 1.03)
             if len(lines) > 1:
-                axes.legend()
+                _legend(axes)
         return _svg(figure, name, title)
 
 
@@ -81,8 +88,13 @@ def bars(panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], name: s
             axes.grid(axis="x", visible=False)
             axes.set_ylabel(y_label)
             if len(series) > 1:
-                axes.legend(fontsize=8)
+                _legend(axes)
         return _svg(figure, name, title)
+
+
+def _legend(axes: Axes) -> None:
+    """Put the legend above the panel, where it covers nothing."""
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8, columnspacing=1.2, handlelength=1.4)
 
 
 def _row(figure: Figure, count: int) -> list[Axes]:
