@@ -63,7 +63,7 @@ class StageOperator(BaseOperator):
             context["map_name"] = self.map_name(store, refs)
             return self._run(context, store, refs).model_dump(mode="json")
         except Eagle3Error as error:
-            raise as_airflow(error) from error
+            raise as_airflow(error) from None
 
     def map_name(self, store: ObjectStore, refs: Mapping[str, Ref]) -> str:
         """Return the readable name of this element; overridden by fanned-out stages."""

@@ -37,7 +37,7 @@ class ConfigureOperator(BaseOperator):
             check_inputs(run, store)
             return freeze(store, run)
         except Eagle3Error as error:
-            raise as_airflow(error) from error
+            raise as_airflow(error) from None
 
 
 class ListShardsOperator(BaseOperator):

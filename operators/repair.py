@@ -50,7 +50,7 @@ class FindPlanOperator(BaseOperator):
         try:
             found = find_plan(open_store(settings.root()), (self.key or "").strip())
         except Eagle3Error as error:
-            raise as_airflow(error) from error
+            raise as_airflow(error) from None
         context["ti"].xcom_push(key="run_key", value=found.run_key)
         return found.plan.model_dump(mode="json")
 
@@ -72,7 +72,7 @@ class VerifyShardsOperator(BaseOperator):
                 open_store(settings.root()), Ref.parse(self.plan, "shard plan"), dry_run=check_only
             )
         except Eagle3Error as error:
-            raise as_airflow(error) from error
+            raise as_airflow(error) from None
         bad = [finding for finding in findings if finding.state != "ok"]
         for finding in bad:
             self.log.warning("shard %d: %s: %s", finding.index, finding.state, finding.reason)

@@ -45,7 +45,7 @@ class FakeEngine:
 def engine(tmp_path, monkeypatch):
     """An engine that commits tiny artifacts, and the root it commits to."""
     python = tmp_path / "python"
-    python.write_text(f"#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name('fake_engine.py')} \"$@\"\n")
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_engine.py")} "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
     told = tmp_path / "told"
     told.mkdir()
@@ -68,7 +68,8 @@ def target(tmp_path):
     directory = tmp_path / "target"
     directory.mkdir()
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 8,
-              "intermediate_size": 16, "vocab_size": 2048, "num_attention_heads": 2}  # fmt: skip
+              "intermediate_size": 16, "vocab_size": 2048, "num_attention_heads": 2,
+              "max_position_embeddings": 512}  # fmt: skip
     (directory / "config.json").write_text(json.dumps(config))
     (directory / "tokenizer.json").write_text("{}")
     (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
@@ -85,3 +86,8 @@ def context():
     ti = MagicMock()
     ti.id, ti.try_number = "ti-1", 1
     return {"ti": ti, "params": {"recipe": "demo", "overrides": {}}}
+
+
+def pytest_configure(config):
+    """Airflow imports Starlette's test client, which warns; our own warnings stay errors."""
+    config.addinivalue_line("filterwarnings", "ignore:Using `httpx` with `starlette.testclient`")

@@ -1,0 +1,87 @@
+"""The form: bounds and help texts are the models' own, and 3e-5 can be typed."""
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
+
+from eagle3_core.config import RunConfig, TrainingConfig
+from eagle3_core.errors import ConfigError
+from eagle3_core.storage import open_store
+from operators.configure import ConfigureOperator, ListShapesOperator, frozen_run
+from operators.form import FIELDS, overrides_of, run_params
+
+
+def accepts(param, value):
+    try:
+        param.resolve(value)
+    except ParamValidationError:
+        return False
+    return True
+
+
+def test_every_field_exists_in_the_models_and_shows_their_help_text():
+    params = run_params()
+    for key in (key for keys in FIELDS.values() for key in keys):
+        section, name = key.split(".")
+        field = RunConfig.model_fields[section].annotation.model_fields[name]
+        assert params[key].description.startswith(field.description)
+
+
+@pytest.mark.parametrize("value", [3e-5, "3e-5", "0.00003", 1, None])
+def test_a_learning_rate_may_be_typed_or_sent_as_a_number(value):
+    assert accepts(run_params()["training.learning_rate"], value)
+
+
+@pytest.mark.parametrize("value", [0, 2, "fast", "3e", "-"])
+def test_a_learning_rate_out_of_bounds_is_refused_by_the_form(value):
+    assert not accepts(run_params()["training.learning_rate"], value)
+
+
+def test_bounds_of_the_form_are_those_of_the_model():
+    params = run_params()
+    assert accepts(params["training.ttt_steps"], 16)
+    assert not accepts(params["training.ttt_steps"], 17)
+    with pytest.raises(ValueError, match="less than or equal to 16"):
+        TrainingConfig(ttt_steps=17)
+    assert not accepts(params["target.dtype"], "int4")
+    assert accepts(params["target.dtype"], "bfloat16")
+
+
+def test_empty_fields_keep_the_recipes_values_and_text_becomes_a_number():
+    params = {name: param.resolve() for name, param in run_params().items()}
+    assert overrides_of(params) == {}
+    assert overrides_of({**params, "training.learning_rate": "3e-5", "data.system_prompt": ""}) == {
+        "training.learning_rate": 3e-5
+    }
+    with pytest.raises(ConfigError, match="expected a number such as 3e-5"):
+        overrides_of({**params, "training.learning_rate": "fast"})
+
+
+def test_configure_freezes_the_run_below_the_root(engine, target, context):
+    context["params"] |= {**target, "training.learning_rate": "3e-5", "overrides": {"training.step_decay": 0.9}}
+    key = ConfigureOperator(task_id="configure").execute(context)
+    run = frozen_run(open_store(str(engine.root)), key)
+    assert (run.training.learning_rate, run.training.step_decay) == (3e-5, 0.9)
+    assert ListShapesOperator(task_id="shapes", run_key=key).execute(context) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("params", "line"),
+    [
+        ({"overrides": {"training.lerning_rate": 1}}, "did you mean 'learning_rate'"),
+        ({"drafter.draft_vocab_size": 4096}, "at most the target's 2048"),
+        ({"target.model": "/nowhere"}, "expected a directory with config.json"),
+        ({"recipe": "nonsense"}, "neither a file nor one of"),
+    ],
+)
+def test_a_wrong_parameter_is_one_line_and_no_retry(engine, target, context, params, line):
+    context["params"] |= {**target, **params}
+    with pytest.raises(AirflowFailException, match=line) as raised:
+        ConfigureOperator(task_id="configure").execute(context)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_unwritable_root_is_one_line(target, context, monkeypatch):
+    monkeypatch.setenv("EAGLE3_ROOT", "/proc/nowhere")
+    context["params"] |= target
+    with pytest.raises(AirflowFailException, match="choose a writable root"):
+        ConfigureOperator(task_id="configure").execute(context)
