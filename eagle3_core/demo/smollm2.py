@@ -70,7 +70,7 @@ def load(path: Path, device: str, dtype: torch.dtype) -> SmolLM2:
             array = _half_split(array, heads)
         elif name.endswith("attn_k"):
             array = _half_split(array, kv_heads)
-        weights[name] = torch.from_numpy(np.ascontiguousarray(array)).to(device, dtype)
+        weights[name] = torch.from_numpy(np.array(array)).to(device, dtype)
     if "output" in weights:
         raise TargetError(f"expected tied embeddings, found an output matrix in {path}")
     return SmolLM2(
