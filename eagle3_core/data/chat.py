@@ -44,7 +44,9 @@ class Chat:
                 "copy the one the target was trained with"
             )
         self.stop_ids = sorted(_stop_ids(directory, config, self._tokenizer.eos_token_id))
-        self.special_ids = sorted({*self._tokenizer.all_special_ids, *self.stop_ids})
+        added = self._tokenizer.added_tokens_decoder.items()
+        special = {int(number) for number, token in added if token.special}
+        self.special_ids = sorted({*self._tokenizer.all_special_ids, *special, *self.stop_ids})
 
     def text(self, messages: Messages, *, generation_prompt: bool = True) -> str:
         """Return the rendered conversation, by default up to where the target begins its answer.
@@ -77,7 +79,7 @@ class Chat:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of an answer, special tokens left out."""
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True)).strip()
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 def check_template(directory: Path, system_prompt: str | None) -> int:

@@ -6,7 +6,7 @@ rows or drifts cannot do that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -79,34 +79,42 @@ def record(
         CaptureMismatchError: ids, rows or order differ, a value is not finite, or the canary's states differ.
     """
     canary = min(range(len(samples.input_ids)), key=lambda sample: len(samples.input_ids[sample]))
-    middle = len(samples.input_ids) // 2
-    every = list(range(len(samples.input_ids)))
-    order: list[int | None] = [None, *every[:middle], None, *every[middle:], None]
+    every, middle = list(range(len(samples.input_ids))), len(samples.input_ids) // 2
+    order = [None, *every[:middle], None, *every[middle:], None]
     asked = [samples.input_ids[canary if sample is None else sample] for sample in order]
     width = plan.hidden_size * len(plan.aux_layers)
-    writer = ShardWriter(directory / FEATURES, shard.tokens, width, plan.hidden_size, plan.dtype)
     first: Captured | None = None
-    received = written = 0
+    written = 0
+    with ShardWriter(directory / FEATURES, shard.tokens, width, plan.hidden_size, plan.dtype) as writer:
+        for sample, ids, got in _in_order(capture, order, asked):
+            if sample is not None:
+                writer.append(ids, samples.supervised[sample], got.aux_hidden_states, got.last_hidden_state)
+                written += len(ids)
+                on_tokens(written)
+            elif first is None:
+                first = got
+            else:
+                check_canary(first, got, plan)
+    lengths = [len(ids) for ids in samples.input_ids]
+    write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest})
+
+
+def _in_order(
+    capture: Capture, order: Sequence[int | None], asked: Sequence[list[int]]
+) -> Iterator[tuple[int | None, list[int], Captured]]:
+    """Yield sample (None: the canary), its ids and its states, exactly as asked."""
+    received = 0
     for got in capture(asked):
         if received >= len(order) or got.index != received:
-            raise CaptureMismatchError(f"capture: expected sample {received} of {len(order)}, found {got.index}")
-        sample, ids = order[received], asked[received]
-        if got.input_ids.tolist() != ids:
+            raise CaptureMismatchError(
+                f"capture: expected sample {received} of {len(order)}, found {got.index}; recapture"
+            )
+        if got.input_ids.tolist() != asked[received]:
             raise CaptureMismatchError(f"capture: sample {received} came back with other token ids than were sent")
-        if sample is not None:
-            writer.append(ids, samples.supervised[sample], got.aux_hidden_states, got.last_hidden_state)
-            written += len(ids)
-            on_tokens(written)
-        elif first is None:
-            first = got
-        else:
-            check_canary(first, got, plan)
+        yield order[received], asked[received], got
         received += 1
     if received != len(order):
         raise CaptureMismatchError(f"capture: expected {len(order)} samples, found {received}; recapture")
-    writer.close()
-    lengths = [len(ids) for ids in samples.input_ids]
-    write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest})
 
 
 def check_canary(first: Captured, later: Captured, plan: ShardPlan) -> None:

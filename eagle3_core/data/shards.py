@@ -10,7 +10,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from eagle3_core.errors import CaptureMismatchError
 
@@ -85,14 +85,17 @@ class ShardWriter:
         self._put("loss_mask", bytes(rows - supervised) + b"\x01" * supervised)
         self._row += rows
 
-    def close(self) -> None:
-        """Finish the file.
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Close the file.
 
         Raises:
             CaptureMismatchError: fewer rows were written than planned.
         """
         self._file.close()
-        if self._row != self._tokens:
+        if error is None and self._row != self._tokens:
             raise CaptureMismatchError(f"shard: expected {self._tokens} rows, found {self._row}; recapture")
 
     def _put(self, name: str, data: bytes) -> None:

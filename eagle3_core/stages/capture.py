@@ -33,8 +33,8 @@ def run(context: StageContext) -> Ref:
     """
     if done := context.done():
         return done
-    context.progress.phase("waiting for another task that works on this shard")
-    with context.store.claim(context.key(), wait=True):
+    waiting = "waiting for another task that works on this shard"
+    with context.store.claim(context.key(), lambda: context.progress.phase(waiting)):
         if done := context.done():
             return done
         with full_disk_is_typed(context.work):
@@ -96,7 +96,7 @@ def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, until: 
         if time.monotonic() > until:
             return
         other = dataclasses.replace(context, index=shard.index)
-        with context.store.claim(other.key(), wait=False) as ours:
+        with context.store.claim(other.key()) as ours:
             if ours and other.done() is None:
                 _check_space(context, plan, shard.tokens)
                 _shard(other, plan, client)

@@ -8,7 +8,7 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from eagle3_core.errors import InputError, StorageFullError
@@ -108,20 +108,23 @@ class LocalStore:
         return shutil.disk_usage(self._directory).free
 
     @contextlib.contextmanager
-    def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
+    def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
         """Hold `key` against other processes while the block runs; a process that dies loses its claim.
 
         Yields:
-            Whether it is ours; without `wait`, False at once where another process has it.
+            Whether it is ours. Where another process has it: False at once, or after `on_wait` and a wait True.
         """
         path = self._file(f"claims/{key.replace('/', '-')}")
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("wb") as file:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                yield False
-                return
+                if on_wait is None:
+                    yield False
+                    return
+                on_wait()
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield True
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -165,7 +165,7 @@ class S3Store:
         return None
 
     @contextlib.contextmanager
-    def claim(self, key: str, *, wait: bool) -> Iterator[bool]:
-        """Yield `wait`: a bucket has no locks, so only the job that owns `key` may work on it."""
+    def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
+        """Yield True to who would wait: a bucket has no locks, so only the job that owns `key` may work on it."""
         del key
-        yield wait
+        yield on_wait is not None

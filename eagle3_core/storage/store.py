@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -49,7 +50,7 @@ class ObjectStore(Protocol):
     def free_bytes(self) -> int | None:
         """Return the free space, or None where there is no such limit."""
 
-    def claim(self, key: str, *, wait: bool) -> AbstractContextManager[bool]:
+    def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[bool]:
         """Hold `key` against other processes of these machines; tells whether it is ours. See `LocalStore.claim`."""
 
 

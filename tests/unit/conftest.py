@@ -59,6 +59,8 @@ class ArithmeticEngine:
     def __init__(self):
         self.starts, self.answered, self.captured = 0, [], []
         self.fail_after = None
+        self.says_nothing = lambda index: False
+        self.states = states
         self.disturb = lambda number, aux, last: (aux, last)
 
     def __call__(self, plan, **_):
@@ -98,10 +100,11 @@ class Client:
         for index in reversed(range(len(prompts))):
             self._count()
             self.engine.answered.append(tuple(prompts[index]))
-            length = min(3 + sum(prompts[index]) % 5, sampling.max_new_tokens - 1)
-            yield SimpleNamespace(
-                index=index, output_ids=[prompts[index][1 + at] % 256 for at in range(length)] + [END], finish_reason="stop"
-            )
+            length = 0 if self.engine.says_nothing(index) else 3 + sum(prompts[index]) % 5
+            # Ids below 94 are printable characters.
+            output_ids = [sum(prompts[index]) * (at + 1) % 94 for at in range(length)] + [END]
+            assert len(output_ids) <= sampling.max_new_tokens
+            yield SimpleNamespace(index=index, output_ids=output_ids, finish_reason="stop")
 
     def capture(self, samples, *, concurrency):
         import torch
