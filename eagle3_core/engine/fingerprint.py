@@ -1,4 +1,4 @@
-"""Which SGLang is installed, with which plugin of ours, and whether the two were proven together. Light: reads sources."""
+"""Which SGLang is installed, with which plugin of ours, and whether the two were proven together."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def require_known_good() -> dict[str, str]:
     known = KNOWN_GOOD.get(found["sglang"])
     if known is None:
         raise EngineVersionError(
-            f"sglang: expected one of {', '.join(KNOWN_GOOD)}, found {found['sglang']}; install a proven version, or run "
+            f"sglang: expected one of {', '.join(KNOWN_GOOD)}, found {found['sglang']}; install a proven one, or run "
             "tests/integration/test_engine.py with yours and add it to eagle3_core/engine/fingerprint.py"
         )
     if known != found["hooked"]:
         raise EngineVersionError(
-            f"sglang {found['sglang']}: expected hooked functions {known}, found {found['hooked']}: this copy is patched; "
-            "reinstall it with `make setup`"
+            f"sglang {found['sglang']}: expected hooked functions {known}, found {found['hooked']}: "
+            "this copy is patched; reinstall it with `make setup`"
         )
     return found
 
