@@ -16,6 +16,8 @@ from eagle3_core.model.rope import inverse_frequencies, rotate
 
 NORMAL_STD = 0.02
 
+Rope = tuple[torch.Tensor, torch.Tensor]
+
 
 class RmsNorm(nn.Module):  # type: ignore[misc]
     """RMS norm, computed in float32 whatever the precision around it."""
@@ -116,15 +118,22 @@ class Eagle3Drafter(nn.Module):  # type: ignore[misc]
         out: torch.Tensor = self.layer.input_layernorm(functional.embedding(input_ids, self.embed_tokens))
         return out
 
-    def rope(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin [N, 1, d/2] in float32 for positions [N]."""
+    def rope(self, positions: torch.Tensor) -> Rope:
+        """Return cos and sin [N, d/2] in float32 for positions [N]."""
         angles = positions[:, None].float() * self._frequencies
-        return (angles.cos() * self._rope_factor)[:, None], (angles.sin() * self._rope_factor)[:, None]
+        return angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
 
-    def project(self, name: str, from_embedding: torch.Tensor, normed_states: torch.Tensor) -> torch.Tensor:
-        """Return q, k or v as [N, heads, d]: `embedding_part` of the input token plus the carried state's part."""
-        weight = self._projection(name)[:, self.sizes.hidden_size :]
-        return (from_embedding + functional.linear(normed_states, weight)).unflatten(-1, (-1, self.sizes.head_dim))
+    def queries(self, read: torch.Tensor, normed: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Return q [H, N, d] from the embedding's part of it and the normed carried state [N, D]."""
+        return rotate(self._project("q", read, normed), *rope)
+
+    def keys(self, read: torch.Tensor, normed: torch.Tensor, rope: Rope) -> torch.Tensor:
+        """Return k, repeated to [H, N, d]."""
+        return self._repeat(rotate(self._project("k", read, normed), *rope))
+
+    def values(self, read: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        """Return v, repeated to [H, N, d]."""
+        return self._repeat(self._project("v", read, normed))
 
     def embedding_part(self, name: str, embedded: torch.Tensor) -> torch.Tensor:
         """Return the part of q, k or v that the token's embedding [N, D] decides, the same at every TTT step."""
@@ -134,9 +143,13 @@ class Eagle3Drafter(nn.Module):  # type: ignore[misc]
         weight: torch.Tensor = getattr(self.layer.self_attn, f"{name}_proj").weight
         return weight
 
-    def rotate(self, states: torch.Tensor, rope: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Apply RoPE to q or k [N, heads, d]."""
-        return rotate(states, *rope)
+    def _project(self, name: str, read: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
+        weight = self._projection(name)[:, self.sizes.hidden_size :]
+        return (read + functional.linear(normed, weight)).unflatten(-1, (-1, self.sizes.head_dim)).transpose(0, 1)
+
+    def _repeat(self, heads: torch.Tensor) -> torch.Tensor:
+        """Let every query head have its own copy of the key or value head it shares."""
+        return heads.repeat_interleave(self.sizes.num_heads // self.sizes.num_kv_heads, dim=0)
 
     def finish(self, carried: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Return the next carried state [N, D], before the last norm, from attention's output [N, H*d].

@@ -34,6 +34,6 @@ def inverse_frequencies(architecture: DrafterArchitecture) -> tuple[torch.Tensor
 
 
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate `states` [N, heads, d] by `cos` and `sin` [N, 1, d/2]; halves are paired as in Llama (NeoX style)."""
+    """Rotate `states` [heads, N, d] by `cos` and `sin` [N, d/2]; halves are paired as in Llama (NeoX style)."""
     first, second = states.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

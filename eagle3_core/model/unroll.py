@@ -16,18 +16,8 @@ from dataclasses import dataclass
 
 import torch
 
+from eagle3_core.model.attention import Document, History, attend
 from eagle3_core.model.drafter import Eagle3Drafter
-
-
-@dataclass(frozen=True, slots=True)
-class Document:
-    """One sample inside a packed row: its tokens are `start:end` of N, its chains `first:last` of R."""
-
-    start: int
-    end: int
-    first: int
-    last: int
-    visible: torch.Tensor  # bool [last - first, end - start]: slot is not after the chain's own
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +41,9 @@ class Chains:
         for length in lengths:
             depth = _supervised_steps(loss_mask[position : position + length])
             slots = depth.nonzero().flatten()
-            visible = torch.arange(length, device=slots.device)[None, :] <= slots[:, None]
-            documents.append(Document(position, position + length, first, first + len(slots), visible))
+            later = torch.arange(length, device=slots.device)[None, :] > slots[:, None]
+            bias = torch.zeros(later.shape, device=slots.device).masked_fill_(later, -math.inf)
+            documents.append(Document(position, position + length, first, first + len(slots), bias))
             depths.append(depth)
             position, first = position + length, first + len(slots)
         depth = torch.cat(depths)
@@ -93,52 +84,17 @@ def unroll(
     embedded = drafter.embed(input_ids).roll(-1, 0)  # slot t reads token t+1
     read = {name: drafter.embedding_part(name, embedded) for name in ("q", "k", "v")}
     rows, normed, rope = chains.rows, drafter.layer.hidden_norm(carried), drafter.rope(chains.positions)
-    history_keys = drafter.rotate(drafter.project("k", read["k"], normed), rope)
-    history_values = drafter.project("v", read["v"], normed)
-    carried, chain_keys, chain_values = carried[rows], [], []
+    keys, values = drafter.keys(read["k"], normed, rope), drafter.values(read["v"], normed)
+    history, carried = History(keys, values, chains.documents), carried[rows]
+    own_keys: list[torch.Tensor] = []
+    own_values: list[torch.Tensor] = []
     for step in range(steps):
         normed = drafter.layer.hidden_norm(carried)
         rope = drafter.rope(chains.positions[rows] + step)
         token = (rows + step).clamp(max=len(input_ids) - 1)
-        queries = drafter.rotate(drafter.project("q", read["q"][token], normed), rope)
+        queries = drafter.queries(read["q"][token], normed, rope)
         if step:
-            chain_keys.append(drafter.rotate(drafter.project("k", read["k"][token], normed), rope))
-            chain_values.append(drafter.project("v", read["v"][token], normed))
-        attended = attend(queries, (history_keys, history_values), (chain_keys, chain_values), chains.documents)
-        carried = drafter.finish(carried, attended)
+            own_keys.append(drafter.keys(read["k"][token], normed, rope))
+            own_values.append(drafter.values(read["v"][token], normed))
+        carried = drafter.finish(carried, attend(queries, history, own_keys, own_values))
         yield drafter.logits(carried)
-
-
-def attend(
-    queries: torch.Tensor,
-    history: tuple[torch.Tensor, torch.Tensor],
-    chain: tuple[list[torch.Tensor], list[torch.Tensor]],
-    documents: Sequence[Document],
-) -> torch.Tensor:
-    """Return attention's output [R, H*d] of queries [R, H, d] over history [N, G, d] and own chain, k times [R, G, d].
-
-    One softmax runs over the causal block of the document and the chain's diagonal columns. Documents are done one by
-    one, so packing costs nothing; PyTorch's fused attention cannot be used, it does not hand out what the merge needs
-    on a CPU.
-    """
-    groups = history[0].shape[1]
-    queries = queries.unflatten(1, (groups, -1)) / math.sqrt(queries.shape[-1])  # [R, G, H/G, d]
-    diagonal = torch.stack([(queries * keys[:, :, None]).sum(-1) for keys in chain[0]], -1) if chain[0] else None
-    outputs = []
-    weights_of_chain = []
-    for document in documents:
-        mine = slice(document.first, document.last)
-        tokens = slice(document.start, document.end)
-        block = torch.einsum("rghd,tgd->rght", queries[mine], history[0][tokens])
-        block = block.masked_fill(~document.visible[:, None, None, :], -math.inf)
-        if diagonal is not None:
-            block = torch.cat((block, diagonal[mine].to(block.dtype)), dim=-1)
-        weights = block.softmax(-1, dtype=torch.float32).to(queries.dtype)
-        length = document.end - document.start
-        outputs.append(torch.einsum("rght,tgd->rghd", weights[..., :length], history[1][tokens]))
-        weights_of_chain.append(weights[..., length:])
-    out = torch.cat(outputs)
-    own = torch.cat(weights_of_chain)
-    for index, values in enumerate(chain[1]):
-        out = out + own[..., index, None] * values[:, :, None]
-    return out.flatten(1)

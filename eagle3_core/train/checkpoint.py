@@ -22,12 +22,12 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.errors import ArtifactError, TrainingError
 from eagle3_core.storage import ObjectStore, commit, load, quarantine, verify
 from eagle3_core.train.distributed import Ranks
+from eagle3_core.train.optim import AdamW
 from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, drop_checkpoint
 from eagle3_core.train.validate import Validation
 
 PARAMETERS, OPTIMIZER, STATE = "drafter.safetensors", "optimizer.safetensors", "state.json"
 KEPT = 2
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 RANDOM_STATE = "random_state"
 
 LOG = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ class Checkpoints:
         found: dict[str, torch.Tensor] = load_file(load(self._store, self.key(step)).verified_path(PARAMETERS))
         return found
 
-    def resume(self, drafter: nn.Module, optimizer: torch.optim.AdamW, ranks: Ranks) -> TrainState:
+    def resume(self, drafter: nn.Module, optimizer: AdamW, ranks: Ranks) -> TrainState:
         """Restore the newest checkpoint that verifies, on every rank; damaged ones are quarantined.
 
         Returns:
@@ -107,12 +107,10 @@ class Checkpoints:
         message = torch.frombuffer(bytearray(encoded), dtype=torch.uint8).to(ranks.device)
         ranks.broadcast(message)
         state = TrainState.from_json(bytes(message.tolist()).decode())
-        _share(drafter, optimizer, ranks)
+        optimizer.share(ranks)
         return state
 
-    def save_if_due(
-        self, drafter: nn.Module, optimizer: torch.optim.AdamW, state: TrainState, *, now: bool = False
-    ) -> None:
+    def save_if_due(self, drafter: nn.Module, optimizer: AdamW, state: TrainState, *, now: bool = False) -> None:
         """Commit a checkpoint when asked to, after the very first step, and every `every_s` seconds."""
         clock = time.monotonic()
         first = state.step == 1
@@ -125,21 +123,16 @@ class Checkpoints:
         self._saved_at = time.monotonic()
         self._rotate(state)
 
-    def _save(self, drafter: nn.Module, optimizer: torch.optim.AdamW, state: TrainState) -> None:
+    def _save(self, drafter: nn.Module, optimizer: AdamW, state: TrainState) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
         self._staging.mkdir(parents=True)
         save_file(parameters_of(drafter), self._staging / PARAMETERS)
-        moments = {
-            f"{moment}.{name}": optimizer.state[parameter][moment].detach().cpu().contiguous()
-            for name, parameter in drafter.named_parameters()
-            for moment in MOMENTS
-            if moment in optimizer.state.get(parameter, {})
-        }
+        moments = {name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.state().items()}
         save_file({**moments, RANDOM_STATE: torch.get_rng_state()}, self._staging / OPTIMIZER)
         (self._staging / STATE).write_text(state.to_json(), encoding="utf-8")
         commit(self._store, self.key(state.step), self._staging, Kind.CHECKPOINT, facts={"step": state.step})
 
-    def _restore(self, drafter: nn.Module, optimizer: torch.optim.AdamW) -> str:
+    def _restore(self, drafter: nn.Module, optimizer: AdamW) -> str:
         for step in reversed(checkpoint_steps(self._store, self._output)):
             try:
                 artifact = verify(self._store, self.key(step))
@@ -156,10 +149,7 @@ class Checkpoints:
                     parameter.copy_(found[name])
             kept = load_file(artifact.path(OPTIMIZER))
             torch.set_rng_state(kept.pop(RANDOM_STATE))
-            for name, parameter in wanted.items():
-                moments = {m: kept[f"{m}.{name}"].to(parameter.device) for m in MOMENTS if f"{m}.{name}" in kept}
-                if moments:
-                    optimizer.state[parameter] = moments
+            optimizer.load(kept)
             text = artifact.path(STATE).read_text(encoding="utf-8")
             LOG.info("resumed from the checkpoint of step %d", step)
             return text
@@ -176,20 +166,3 @@ class Checkpoints:
 def parameters_of(drafter: nn.Module) -> dict[str, torch.Tensor]:
     """Return all parameters by name, on the CPU; the target's embedding is a buffer and not among them."""
     return {name: parameter.detach().cpu().contiguous() for name, parameter in drafter.named_parameters()}
-
-
-def _share(drafter: nn.Module, optimizer: torch.optim.AdamW, ranks: Ranks) -> None:
-    """Send parameters and optimiser moments from the leading rank to the others."""
-    for parameter in drafter.parameters():
-        ranks.broadcast(parameter.data)
-        if not parameter.requires_grad:
-            continue
-        has_moments = torch.tensor([len(optimizer.state.get(parameter, {}))], device=ranks.device)
-        ranks.broadcast(has_moments)
-        if not int(has_moments):
-            continue
-        moments = optimizer.state.setdefault(parameter, {})
-        for moment in MOMENTS:
-            shape = torch.Size() if moment == "step" else parameter.shape
-            moments.setdefault(moment, torch.zeros(shape, device=parameter.device))
-            ranks.broadcast(moments[moment])

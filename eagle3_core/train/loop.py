@@ -18,7 +18,7 @@ from eagle3_core.model.unroll import Chains, unroll
 from eagle3_core.train.checkpoint import Checkpoints, TrainState
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
-from eagle3_core.train.optim import StepSums, build_optimizer, learning_rate, set_learning_rate
+from eagle3_core.train.optim import AdamW, StepSums, learning_rate
 from eagle3_core.train.trackers import StepReport, Trackers
 from eagle3_core.train.validate import validate
 
@@ -41,7 +41,7 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
     """
     training, order = job.training, job.order
     drafter, head, draft_to_target = job.build(ranks.device)
-    optimizer = build_optimizer(drafter, training)
+    optimizer = AdamW(drafter, training)
     sums = StepSums(drafter, training.ttt_steps, ranks.device)
     state = checkpoints.resume(drafter, optimizer, ranks)
     trackers.start(job, state)
@@ -56,8 +56,7 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
         counts, norm = sums.finish(ranks, training.max_grad_norm)
         rate = learning_rate(state.step, order.total_steps, training)
         if norm < float("inf"):
-            set_learning_rate(optimizer, rate)
-            optimizer.step()
+            optimizer.step(sums.gradients, rate)
         else:
             state.bad_steps += 1
         state.step += 1

@@ -1,8 +1,12 @@
-"""Gradients in one flat buffer, the learning rate of a step, and the optimiser."""
+"""Parameters and gradients as flat buffers, AdamW over them, and the learning rate of a step.
+
+torch.optim is not used: its first optimiser imports the whole compiler, seconds that a small run spends better.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,6 +14,7 @@ from torch import nn
 from eagle3_core.config import TrainingConfig
 from eagle3_core.train.distributed import Ranks
 
+EPSILON = 1e-8
 COUNTS = ("chains", "loss", "stop")
 
 
@@ -22,16 +27,13 @@ class StepSums:
 
     def __init__(self, model: nn.Module, ttt_steps: int, device: torch.device) -> None:
         """Make every trainable parameter's gradient a view of the buffer."""
-        self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        size = sum(parameter.numel() for parameter in self._parameters)
+        size = sum(parameter.numel() for parameter in trainable(model).values())
         self._flat = torch.zeros(size + len(COUNTS) + 2 * ttt_steps, device=device)
         self.gradients, self._counts = self._flat[:size], self._flat[size:]
         self._fixed, depths = self._counts[: len(COUNTS)], self._counts[len(COUNTS) :]
         self.valid, self.correct = depths[:ttt_steps], depths[ttt_steps:]
-        start = 0
-        for parameter in self._parameters:
-            parameter.grad = self._flat[start : start + parameter.numel()].view_as(parameter)
-            start += parameter.numel()
+        for name, view in views(self.gradients, model).items():
+            trainable(model)[name].grad = view
 
     def clear(self) -> None:
         """Start a step."""
@@ -58,14 +60,62 @@ class StepSums:
         return {**counts, "loss": counts["loss"] / chains}, norm
 
 
-def build_optimizer(model: nn.Module, training: TrainingConfig) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters; weight decay on matrices alone."""
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in trainable if p.ndim > 1], "weight_decay": training.weight_decay},
-        {"params": [p for p in trainable if p.ndim <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(groups, lr=training.learning_rate, betas=training.betas, fused=True)
+class AdamW:
+    """AdamW over one flat buffer of float32 parameters; weight decay on matrices alone."""
+
+    def __init__(self, model: nn.Module, training: TrainingConfig) -> None:
+        """Move the trainable parameters into the buffer; the model's are views of it from now on."""
+        self._training = training
+        parameters = trainable(model)
+        self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+        self._matrices = sum(parameter.numel() for parameter in parameters.values() if parameter.ndim > 1)
+        for name, view in views(self._flat, model).items():
+            parameters[name].data = view
+        self._mean, self._square = torch.zeros_like(self._flat), torch.zeros_like(self._flat)
+        self._updates = torch.zeros((), device=self._flat.device)
+        self._model = model
+
+    def step(self, gradients: torch.Tensor, rate: float) -> None:
+        """Update all parameters from their flat gradients, in the order of `trainable`."""
+        self._updates += 1
+        for part, decay in (
+            (slice(0, self._matrices), self._training.weight_decay),
+            (slice(self._matrices, None), 0.0),
+        ):
+            torch._fused_adamw_(
+                [self._flat[part]], [gradients[part]], [self._mean[part]], [self._square[part]], [], [self._updates],
+                lr=rate, beta1=self._training.betas[0], beta2=self._training.betas[1], weight_decay=decay, eps=EPSILON,
+                amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return moments by parameter name, and the number of updates: what `load` takes."""
+        moments = {f"mean.{name}": view for name, view in views(self._mean, self._model).items()}
+        moments |= {f"square.{name}": view for name, view in views(self._square, self._model).items()}
+        return {**moments, "updates": self._updates}
+
+    def load(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Take over a saved state."""
+        for name, tensor in self.state().items():
+            tensor.copy_(state[name])
+
+    def share(self, ranks: Ranks) -> None:
+        """Take over parameters and moments from the leading rank."""
+        for tensor in (self._flat, self._mean, self._square, self._updates):
+            ranks.broadcast(tensor)
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the trainable parameters by name, matrices first."""
+    found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    return dict(sorted(found, key=lambda pair: pair[1].ndim <= 1))
+
+
+def views(flat: torch.Tensor, model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return the part of a flat buffer that belongs to each trainable parameter, in its shape."""
+    parameters = trainable(model)
+    parts = flat.split([parameter.numel() for parameter in parameters.values()])
+    return {name: part.view_as(parameter) for (name, parameter), part in zip(parameters.items(), parts, strict=True)}
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
@@ -75,9 +125,3 @@ def learning_rate(step: int, total: int, training: TrainingConfig) -> float:
         return training.learning_rate * (step + 1) / warmup
     progress = (step - warmup) / max(1, total - warmup)
     return training.learning_rate * 0.5 * (1.0 + math.cos(math.pi * progress))
-
-
-def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Use `rate` from now on."""
-    for group in optimizer.param_groups:
-        group["lr"] = rate

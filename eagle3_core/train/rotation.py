@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
-from typing import Protocol, runtime_checkable
-
 from eagle3_core.storage import ObjectStore
 from eagle3_core.storage.manifest import MANIFEST
-
-
-@runtime_checkable
-class Deletes(Protocol):
-    """A store that can drop what is no longer needed."""
-
-    def delete_prefix(self, prefix: str) -> None:
-        """Delete everything below `prefix/`."""
 
 
 def checkpoint_key(output: str, step: int) -> str:
@@ -33,10 +21,6 @@ def checkpoint_steps(store: ObjectStore, output: str) -> list[int]:
 
 def drop_checkpoint(store: ObjectStore, key: str) -> None:
     """Delete one checkpoint, its manifest first: from then on it is absent."""
-    if isinstance(store, Deletes):
-        store.delete_prefix(key)
-        return
-    directory = Path(store.root) / key
-    if directory.is_dir():
-        (directory / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(directory)
+    store.remove(f"{key}/{MANIFEST}")
+    for name in store.list_keys(key):
+        store.remove(name)

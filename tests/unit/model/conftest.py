@@ -29,7 +29,8 @@ def sizes() -> DrafterArchitecture:
 
 @pytest.fixture
 def head(sizes: DrafterArchitecture) -> torch.Tensor:
-    return torch.randn(sizes.vocab_size, sizes.hidden_size, generator=torch.Generator().manual_seed(1))
+    rows = torch.randn(sizes.vocab_size, sizes.hidden_size, generator=torch.Generator().manual_seed(1))
+    return rows / sizes.hidden_size**0.5
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def test_rows_without_label_give_no_gradient_and_may_hold_nan(sizes, draft_to_ta
 def test_a_greedy_token_outside_the_draft_vocab_has_no_loss_and_counts_as_a_miss(sizes, draft_to_target, head):
     outside = next(i for i in range(sizes.vocab_size) if i not in draft_to_target.tolist())
     inside = int(draft_to_target[4])
-    teacher = Teacher.judge(torch.stack((head[outside], head[inside])) * 9, head, draft_to_target)
+    teacher = Teacher.judge(torch.stack((head[outside], head[inside])) * 99, head, draft_to_target)
     assert teacher.token.tolist() == [-1, 4]
     logits = torch.zeros(2, sizes.draft_vocab_size)
     logits[:, 4] = 5.0

@@ -7,6 +7,8 @@ import math
 import pytest
 import torch
 
+from eagle3_core.model.attention import Document, History, attend, dense
+from eagle3_core.model.rope import rotate
 from eagle3_core.model.unroll import Chains, unroll
 
 STEPS = 5
@@ -161,4 +163,32 @@ def test_rope_settings_equal_those_of_transformers(sizes, rope):
     states, positions = torch.randn(6, 4, 8), torch.tensor([0, 1, 7, 40, 90, 127])
     cos, sin = LlamaRotaryEmbedding(config)(states, positions[None])
     expected, _ = apply_rotary_pos_emb(states.transpose(0, 1)[None], states.transpose(0, 1)[None], cos, sin)
-    torch.testing.assert_close(drafter.rotate(states, drafter.rope(positions)), expected[0].transpose(0, 1))
+    torch.testing.assert_close(rotate(states.transpose(0, 1), *drafter.rope(positions)), expected[0])
+
+
+def test_both_attentions_give_the_same_output_and_gradients(packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    rows, tokens, own = len(chains.rows), len(packed.input_ids), 3
+    generator = torch.Generator().manual_seed(9)
+    shapes = [(4, rows, 8), (4, tokens, 8), (4, tokens, 8), *[(4, rows, 8)] * (2 * own)]
+    results = []
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    weight = torch.randn(rows, 32, generator=generator)
+    for which in (attend, lambda *a: dense(*a).transpose(0, 1).flatten(1)):
+        leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+        history = History(leaves[1], leaves[2], chains.documents)
+        out = which(leaves[0], history, leaves[3 : 3 + own], leaves[3 + own :])
+        results.append((out, torch.autograd.grad((out * weight).sum(), leaves)))
+    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=1e-5)
+    for found, expected in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_a_document_without_chains_takes_part_in_nothing():
+    empty = Document(0, 4, 0, 0, torch.zeros(0, 4))
+    full = Document(4, 7, 0, 1, torch.zeros(1, 3))
+    keys, values = torch.randn(2, 7, 8), torch.randn(2, 7, 8)
+    queries = torch.randn(2, 1, 8)
+    both = attend(queries, History(keys, values, (empty, full)), [], [])
+    alone = attend(queries, History(keys[:, 4:], values[:, 4:], (Document(0, 3, 0, 1, full.bias),)), [], [])
+    torch.testing.assert_close(both, alone)

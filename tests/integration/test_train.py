@@ -1,0 +1,142 @@
+"""The train stage as a job runs it: a process, torchrun, two gloo ranks, checkpoints in a store."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from eagle3_core.artifacts import Ref
+from eagle3_core.storage import load, open_store
+from eagle3_core.train.rotation import checkpoint_steps
+from tests.integration.training_inputs import make_inputs
+
+RESUME = 76
+
+
+def start(inputs, job):
+    job.mkdir(exist_ok=True)
+    environment = {**os.environ, "EAGLE3_JOB_DIR": str(job)}
+    log = (job / "log").open("ab")
+    return subprocess.Popen([sys.executable, "-m", "eagle3_core", *inputs.arguments()], env=environment, stdout=log,
+                            stderr=log)  # fmt: skip
+
+
+def processes(job, module=""):
+    """Return pids of this job's live processes whose command names `module`."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            mine = f"EAGLE3_JOB_DIR={job}".encode() in (entry / "environ").read_bytes().split(b"\0")
+            if mine and state not in "ZX" and module.encode() in (entry / "cmdline").read_bytes():
+                found.append(int(entry.name))
+        except (OSError, IndexError):
+            continue
+    return found
+
+
+def finish(inputs, job):
+    process = start(inputs, job)
+    assert process.wait(300) == 0, (job / "log").read_text()[-3000:]
+    return Ref.parse(json.loads((job / "result.json").read_text()), "result")
+
+
+def wait_for_checkpoint(inputs, output, after, process, job):
+    store = open_store(str(inputs.root))
+    end = time.monotonic() + 120
+    while time.monotonic() < end:
+        assert process.poll() is None, (job / "log").read_text()[-3000:]
+        steps = checkpoint_steps(store, output)
+        if steps and steps[-1] > after:
+            return steps[-1]
+        time.sleep(0.02)
+    raise AssertionError("no checkpoint in time: " + (job / "log").read_text()[-3000:])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """An uninterrupted run."""
+    base = tmp_path_factory.mktemp("whole")
+    inputs = make_inputs(base)
+    return inputs, finish(inputs, base / "job")
+
+
+def test_the_stage_writes_the_drafter_its_sizes_its_vocab_and_what_it_measured(whole):
+    inputs, ref = whole
+    artifact = load(open_store(str(inputs.root)), ref)
+    assert set(artifact.manifest.files) == {
+        "drafter.safetensors", "drafter_config.json", "metrics.jsonl", "validation.json", "vocab.safetensors",
+    }  # fmt: skip
+    report = artifact.json("validation.json")
+    assert ref.facts["trainer_tau"] == pytest.approx(report["trainer_tau"], abs=1e-4)
+    assert report["trainer_tau"] > 1.5
+    walks = report["samples"].values()
+    pooled = sum(w["completion_tokens"] for w in walks) / sum(w["verify_passes"][3] for w in walks)
+    assert pooled == pytest.approx(report["trainer_tau"])
+    assert checkpoint_steps(open_store(str(inputs.root)), ref.key) == [], "checkpoints go when the output is there"
+    parameters = load_file(artifact.path("drafter.safetensors"))
+    assert all(bool(tensor.isfinite().all()) for tensor in parameters.values())
+
+
+def test_a_second_run_finds_the_output_and_starts_nothing(whole, tmp_path):
+    inputs, ref = whole
+    assert finish(inputs, tmp_path / "again") == ref
+    assert "starting" not in (tmp_path / "again" / "log").read_text()
+
+
+def test_killed_in_every_way_and_resumed_the_output_is_the_same_to_the_last_bit(whole, tmp_path):
+    _, expected = whole
+    inputs, job, step = make_inputs(tmp_path), tmp_path / "job", 0
+    for victim in ("eagle3_core.train.worker", "eagle3_core.train.agent", "eagle3_core\0train\0", "sigterm"):
+        process = start(inputs, job)
+        step = wait_for_checkpoint(inputs, expected.key, step + 2, process, job)
+        if victim == "sigterm":
+            process.send_signal(signal.SIGTERM)
+        else:
+            os.kill(processes(job, victim)[-1], signal.SIGKILL)
+        killed = time.monotonic()
+        code = process.wait(60)
+        while processes(job):
+            assert time.monotonic() - killed < 30, "processes left over"
+            time.sleep(0.05)
+        assert code == (-signal.SIGKILL if "\0" in victim else RESUME), (victim, (job / "log").read_text()[-3000:])
+        if code == RESUME:
+            error = json.loads((job / "error.json").read_text())
+            assert error["type"] == "WorkerDiedError"
+            cause = {"eagle3_core.train.worker": "SIGKILL", "eagle3_core.train.agent": "SIGKILL", "sigterm": "SIGTERM"}
+            assert cause[victim] in error["message"]
+    assert finish(inputs, job) == expected
+    assert "resumed from the checkpoint" in (job / "log").read_text()
+
+
+def test_one_rank_gives_the_loss_curve_of_two(whole, tmp_path):
+    inputs, ref = whole
+    alone = make_inputs(tmp_path, nproc=1)
+    other = finish(alone, tmp_path / "job")
+    assert other.key == ref.key, "the number of ranks must not change the name"
+
+    def curve(inputs, ref):
+        lines = load(open_store(str(inputs.root)), ref).path("metrics.jsonl").read_text().splitlines()
+        return torch.tensor([json.loads(line)["loss"] for line in lines if "loss" in json.loads(line)])
+
+    torch.testing.assert_close(curve(alone, other), curve(inputs, ref), atol=1e-3, rtol=1e-3)
+
+
+def test_another_target_than_the_captured_one_is_refused_in_one_line(tmp_path):
+    inputs = make_inputs(tmp_path)
+    config = tmp_path / "target" / "config.json"
+    config.write_text(config.read_text().replace("10000.0", "20000.0"))
+    process = start(inputs, tmp_path / "job")
+    assert process.wait(120) == 65
+    error = json.loads((tmp_path / "job" / "error.json").read_text())
+    assert error["type"] == "TargetError"
+    assert "config differ" in error["message"]
