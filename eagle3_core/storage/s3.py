@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from eagle3_core.errors import InputError
 from eagle3_core.storage.store import StoreUnreachableError
 
+ATTEMPTS = 10
 _ABSENT = ("404", "NoSuchKey", "NotFound")
 _REFUSED = ("403", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled")
 
@@ -28,12 +29,13 @@ def s3_client() -> Any:
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "adaptive", "max_attempts": 10},
+        retries={"mode": "adaptive", "max_attempts": ATTEMPTS},
         s3={"addressing_style": "path"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
-    return boto3.client("s3", config=config)
+    # A session of its own, because the default one remembers credentials that may have been replaced.
+    return boto3.session.Session().client("s3", config=config)
 
 
 class S3Store:

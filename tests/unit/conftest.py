@@ -185,8 +185,13 @@ def config(tiny_target, prompts_file):
 
 
 @pytest.fixture
-def flow(tmp_path, config, engine):
-    return Flow(str(tmp_path / "root"), tmp_path, config)
+def flow_on(tmp_path, config, engine):
+    return lambda root: Flow(root, tmp_path, config)
+
+
+@pytest.fixture
+def flow(tmp_path, flow_on):
+    return flow_on(str(tmp_path / "root"))
 
 
 @pytest.fixture

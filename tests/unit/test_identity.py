@@ -41,7 +41,7 @@ def test_sizes_of_a_multimodal_target_come_from_its_text_part(tiny_target):
         (lambda d: (d / "model.safetensors").rename(d / "pytorch_model.bin"), "only pickled weights pytorch_model.bin"),
         (lambda d: (d / "model.safetensors").write_bytes(b"x" * 99), "expected a safetensors header"),
         (lambda d: os.truncate(d / "model.safetensors", 500), "expected 8"),
-        (lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b.safetensors"}}'), "missing"),
+        (lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": "b"}}'), "b is missing"),
     ],
 )
 def test_a_target_that_cannot_be_used_is_refused_in_one_line(tiny_target, damage, words):

@@ -47,7 +47,8 @@ def test_a_template_that_opens_a_thought_is_fine(tiny_target):
     [
         ("{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}", "would be empty"),
         (
-            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}[model]{% endif %}",
+            "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}[model]{% endif %}",
             "'model]' where an answered conversation has 'assistant]",
         ),
         ("{{ messages[-1].role }}", "expected the user's message in the prompt"),

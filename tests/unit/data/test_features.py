@@ -1,0 +1,62 @@
+"""A feature set opens from its index alone, whatever the size of the data."""
+
+import json
+
+import numpy as np
+import pytest
+import safetensors
+from safetensors.numpy import save_file
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.data.features import FeatureSet
+from eagle3_core.errors import ArtifactError
+from eagle3_core.storage import commit, open_store
+
+
+def test_opening_reads_no_shard_and_reading_one_sample_opens_one(sealed, monkeypatch):
+    opened = []
+    real = safetensors.safe_open
+    monkeypatch.setattr(safetensors, "safe_open", lambda path, **more: opened.append(path) or real(path, **more))
+    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    assert opened == []
+    features.read(0)
+    features.read(1)
+    assert len(opened) == 1
+    features.read(len(features) - 1)
+    assert len(opened) == 2
+
+
+def test_two_readers_give_equal_rows_in_any_order(sealed):
+    one, other = (FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET]) for _ in range(2))
+    forward = [one.read(sample) for sample in range(len(one))]
+    for sample in reversed(range(len(other))):
+        again = other.read(sample)
+        assert again.aux_hidden_states.equal(forward[sample].aux_hidden_states)
+        assert again.input_ids.equal(forward[sample].input_ids)
+
+
+def test_37312_samples_open_without_any_shard_being_there(tmp_path):
+    count, store = 37_312, open_store(str(tmp_path / "root"))
+    lengths = np.full(count, 2353, dtype=np.int32)
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    zeros = np.zeros(count, np.int32)
+    columns = {"length": lengths, "supervised": lengths, "shard": zeros, "domain": zeros}
+    columns |= {"offset": zeros.astype(np.int64), "held_out": zeros.astype(np.bool_)}
+    save_file(columns, staged / "index.safetensors")
+    names = {
+        "aux_layers": [1, 29, 57], "dtype": "bfloat16", "hidden_size": 7168, "target": {}, "domains": ["general"],
+        "sample_ids": [f"{number:024x}" for number in range(count)],
+        "shards": [{"key": "capture/x/00000", "manifest_sha256": "0" * 64}],
+    }  # fmt: skip
+    (staged / "samples.json").write_text(json.dumps(names))
+    ref = commit(store, "seal/x", staged, Kind.FEATURE_SET)
+    features = FeatureSet.open(store, ref)
+    assert int(features.lengths.sum()) == 87_795_136
+    with pytest.raises(ArtifactError):
+        features.read(0)
+
+
+def test_another_kind_of_artifact_is_refused(sealed):
+    with pytest.raises(ArtifactError, match="expected a feature_set reference, found shard_plan"):
+        FeatureSet.open(sealed.store, sealed.refs[Kind.SHARD_PLAN])

@@ -1,0 +1,138 @@
+"""The same artifacts and the same errors on S3, against a real HTTP server."""
+
+import json
+
+import pytest
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.errors import CorruptArtifactError, InputError, NotCommittedError
+from eagle3_core.storage import StoreUnreachableError, commit, find, load, open_store, quarantine, verify
+
+
+@pytest.fixture(scope="module")
+def server():
+    from moto.server import ThreadedMotoServer
+
+    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    running.start()
+    yield "http://{}:{}".format(*running.get_host_and_port())
+    running.stop()
+
+
+@pytest.fixture
+def s3(server, monkeypatch, tmp_path):
+    from eagle3_core.storage.s3 import s3_client
+
+    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("EAGLE3_S3_CACHE", str(tmp_path / "cache"))
+    client = s3_client()
+    client.create_bucket(Bucket="bucket")
+    yield client
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket"):
+        for item in page.get("Contents", []):
+            client.delete_object(Bucket="bucket", Key=item["Key"])
+    client.delete_bucket(Bucket="bucket")
+
+
+@pytest.fixture
+def store(s3):
+    return open_store("s3://bucket/some/prefix")
+
+
+@pytest.fixture
+def committed(store, tmp_path):
+    staged = tmp_path / "staged"
+    (staged / "deep").mkdir(parents=True)
+    (staged / "one.bin").write_bytes(b"a" * 1000)
+    (staged / "deep" / "two.bin").write_bytes(b"b" * 500)
+    return commit(store, "seal/abc", staged, Kind.FEATURE_SET, ref_facts={"samples": 3})
+
+
+def test_what_was_committed_is_found_and_verified(store, committed):
+    assert find(store, "seal/abc") == committed
+    assert verify(store, committed).path("deep/two.bin").read_bytes() == b"b" * 500
+    assert store.list_keys("seal") == ["seal/abc/deep/two.bin", "seal/abc/manifest.json", "seal/abc/one.bin"]
+    assert store.exists("seal/abc/one.bin")
+    assert not store.exists("seal/abc/none")
+
+
+def test_nothing_committed_is_not_an_error_of_the_store(store):
+    assert find(store, "seal/abc") is None
+    with pytest.raises(NotCommittedError):
+        load(store, "seal/abc")
+    assert store.list_keys("seal") == []
+
+
+def test_a_download_is_cached_until_the_object_changes(store, committed, s3):
+    path = store.local_path("seal/abc/one.bin")
+    assert store.local_path("seal/abc/one.bin") == path
+    s3.put_object(Bucket="bucket", Key="some/prefix/seal/abc/one.bin", Body=b"c" * 1000)
+    assert store.local_path("seal/abc/one.bin").read_bytes() == b"c" * 1000
+
+
+@pytest.mark.parametrize("body", [b"c" * 1000, b"a" * 500, b""])
+def test_changed_and_cut_off_objects_are_found_and_go_to_quarantine(store, committed, s3, body):
+    s3.put_object(Bucket="bucket", Key="some/prefix/seal/abc/one.bin", Body=body)
+    with pytest.raises(CorruptArtifactError):
+        verify(store, committed)
+    moved = quarantine(store, "seal/abc", "because")
+    assert find(store, "seal/abc") is None
+    assert store.list_keys("seal/abc") == []
+    assert json.loads(store.read_bytes(f"{moved}/reason.json")) == {"key": "seal/abc", "reason": "because"}
+    assert store.read_bytes(f"{moved}/one.bin") == body
+
+
+def test_a_file_larger_than_one_part_arrives_whole(store, tmp_path):
+    import os
+
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    (staged / "large.bin").write_bytes(os.urandom(9 << 20))
+    verify(store, commit(store, "seal/large", staged, Kind.FEATURE_SET))
+
+
+def test_a_bucket_that_is_not_there_is_one_line_about_the_root(s3):
+    with pytest.raises(InputError, match=r"NoSuchBucket.*check bucket and rights"):
+        open_store("s3://other/prefix").write_bytes("probe", b"")
+    with pytest.raises(InputError, match="expected s3://bucket/prefix"):
+        open_store("s3:///prefix")
+
+
+def test_a_store_that_does_not_answer_asks_for_a_retry(s3, monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr("eagle3_core.storage.s3.ATTEMPTS", 1)
+    with pytest.raises(StoreUnreachableError, match="try again"):
+        open_store("s3://bucket/prefix").read_bytes("a")
+
+
+def test_missing_credentials_are_one_line(s3, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(InputError, match="set the AWS environment variables"):
+        open_store("s3://bucket/prefix").read_bytes("a")
+
+
+def test_the_data_stages_run_on_s3_too(s3, tmp_path, config, engine, flow_on):
+    from eagle3_core.data.features import FeatureSet
+    from eagle3_core.data.plan import capture_key
+    from eagle3_core.repair import quarantine_bad
+
+    flow = flow_on("s3://bucket/root")
+    for name in ("prepare", "regenerate", "build_vocab", "plan_capture"):
+        flow.run(name)
+    flow.capture_all()
+    sealed = flow.run("seal")
+    features = FeatureSet.open(flow.store, sealed)
+    assert features.read(0).aux_hidden_states.shape == (features.lengths[0], 24)
+    key = capture_key(flow.refs[Kind.SHARD_PLAN], 2)
+    s3.put_object(Bucket="bucket", Key=f"root/{key}/features.safetensors", Body=b"torn")
+    findings = quarantine_bad(flow.store, flow.refs[Kind.SHARD_PLAN])
+    assert [finding.state for finding in findings].count("corrupt") == 1
+    flow.capture_all()
+    assert flow.run("seal") == sealed

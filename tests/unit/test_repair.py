@@ -1,0 +1,165 @@
+"""Every byte class of a shard that is damaged is found, put aside, and exactly that is captured again."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.data.features import FeatureSet
+from eagle3_core.data.plan import capture_key
+from eagle3_core.errors import CorruptArtifactError, NotCommittedError
+from eagle3_core.repair import inspect, main, quarantine_bad
+from eagle3_core.storage import commit, find, load, verify
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 0x10
+    path.write_bytes(data)
+
+
+def truncate(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def zero_half(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+    path.write_bytes(data)
+
+
+DAMAGES = {
+    "header": lambda shard: flip(shard / "features.safetensors", 40),
+    "header length": lambda shard: flip(shard / "features.safetensors", 1),
+    "tensor": lambda shard: flip(shard / "features.safetensors", 5000),
+    "last byte": lambda shard: flip(shard / "features.safetensors", -1),
+    "index": lambda shard: flip(shard / "index.json", 30),
+    "manifest": lambda shard: flip(shard / "manifest.json", 60),
+    "truncated": lambda shard: truncate(shard / "features.safetensors"),
+    "truncated manifest": lambda shard: truncate(shard / "manifest.json"),
+    "zeroed half": lambda shard: zero_half(shard / "features.safetensors"),
+    "zeroed half of the manifest": lambda shard: zero_half(shard / "manifest.json"),
+    "file missing": lambda shard: (shard / "features.safetensors").unlink(),
+}
+
+
+def shard_directory(flow, index):
+    return flow.tmp_path / "root" / capture_key(flow.refs[Kind.SHARD_PLAN], index)
+
+
+def test_good_shards_are_ok(sealed):
+    findings = inspect(sealed.store, sealed.refs[Kind.SHARD_PLAN])
+    assert [finding.state for finding in findings] == ["ok"] * 5
+    assert [finding.index for finding in findings] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_of_any_kind_is_found_put_aside_and_captured_again_alone(sealed, engine, damage):
+    plan, before = sealed.refs[Kind.SHARD_PLAN], verify(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    DAMAGES[damage](shard_directory(sealed, 2))
+    looked = quarantine_bad(sealed.store, plan, dry_run=True)
+    assert [finding.state for finding in looked] == ["ok", "ok", "corrupt", "ok", "ok"]
+    assert sealed.store.list_keys("quarantine") == []
+    found = quarantine_bad(sealed.store, plan)
+    assert found == looked
+    assert find(sealed.store, capture_key(plan, 2)) is None
+    [reason] = [key for key in sealed.store.list_keys("quarantine") if key.endswith("reason.json")]
+    assert json.loads(sealed.store.read_bytes(reason))["reason"] == found[2].reason
+    assert [finding.state for finding in inspect(sealed.store, plan)] == ["ok", "ok", "missing", "ok", "ok"]
+    captured = len(engine.captured)
+    sealed.capture_all()
+    answers = json.loads((shard_directory(sealed, 2) / "index.json").read_text())["sample_ids"]
+    assert len(engine.captured) - captured == len(answers) + 3
+    again = sealed.run("seal")
+    assert again.manifest_sha256 == before.ref.manifest_sha256
+
+
+def test_seal_names_the_shards_to_capture_again_and_puts_bad_ones_aside(planned):
+    planned.capture_all()
+    DAMAGES["tensor"](shard_directory(planned, 3))
+    with pytest.raises(CorruptArtifactError, match=r"found 1 missing or corrupt: 3 \(first: .*expected sha256"):
+        planned.run("seal")
+    with pytest.raises(NotCommittedError, match=r"found 1 missing or corrupt: 3 "):
+        planned.run("seal")
+    planned.capture_all()
+    planned.run("seal")
+
+
+def test_a_sealed_set_whose_shard_was_damaged_later_is_sealed_anew_only_after_repair(sealed):
+    (shard_directory(sealed, 1) / "manifest.json").unlink()
+    with pytest.raises(NotCommittedError):
+        sealed.run("seal")
+
+
+def test_a_whole_shard_of_another_plan_is_corrupt_here(sealed, tmp_path):
+    plan, directory = sealed.refs[Kind.SHARD_PLAN], shard_directory(sealed, 0)
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    for name in ("features.safetensors", "index.json"):
+        (staged / name).write_bytes((directory / name).read_bytes())
+    commit(sealed.store, capture_key(plan, 1), staged, Kind.SHARD, inputs={"shard_plan": plan})
+    finding = inspect(sealed.store, plan)[1]
+    assert finding.state == "corrupt"
+    assert "planned samples" in finding.reason
+
+
+@pytest.mark.parametrize("change", ["token", "width"])
+def test_a_shard_that_agrees_with_its_own_manifest_but_not_with_the_plan_is_corrupt(sealed, tmp_path, change):
+    from safetensors.torch import load_file, save_file
+
+    plan, directory = sealed.refs[Kind.SHARD_PLAN], shard_directory(sealed, 0)
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    tensors = load_file(directory / "features.safetensors")
+    if change == "token":
+        tensors["input_ids"][0] += 1
+    else:
+        tensors["last_hidden_state"] = tensors["last_hidden_state"][:, :-1].contiguous()
+    save_file(tensors, staged / "features.safetensors")
+    (staged / "index.json").write_bytes((directory / "index.json").read_bytes())
+    commit(sealed.store, capture_key(plan, 0), staged, Kind.SHARD, inputs={"shard_plan": plan})
+    assert inspect(sealed.store, plan)[0].state == "corrupt"
+
+
+def test_a_reader_refuses_a_shard_that_is_not_the_one_that_was_sealed(sealed):
+    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    artifact = load(sealed.store, capture_key(sealed.refs[Kind.SHARD_PLAN], 0))
+    staged = sealed.tmp_path / "staged"
+    staged.mkdir()
+    for name in artifact.manifest.files:
+        (staged / name).write_bytes(artifact.path(name).read_bytes())
+    (staged / "more").write_text("x")
+    commit(sealed.store, artifact.ref.key, staged, Kind.SHARD, inputs={"shard_plan": sealed.refs[Kind.SHARD_PLAN]})
+    with pytest.raises(CorruptArtifactError, match="expected manifest"):
+        features.read(0)
+
+
+def test_a_reader_refuses_a_shard_that_is_cut_off(sealed):
+    truncate(shard_directory(sealed, 0) / "features.safetensors")
+    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    with pytest.raises(CorruptArtifactError, match="repair it"):
+        features.read(0)
+
+
+def test_the_command_prints_the_indexes_to_capture_again(sealed, capsys):
+    DAMAGES["tensor"](shard_directory(sealed, 1))
+    (shard_directory(sealed, 4) / "manifest.json").unlink()
+    plan = sealed.refs[Kind.SHARD_PLAN].model_dump_json()
+    assert main(["--root", sealed.store.root, "--plan", plan, "--check-only"]) == 0
+    assert capsys.readouterr().out == "[1, 4]\n"
+    assert main(["--root", sealed.store.root, "--plan", plan]) == 0
+    assert capsys.readouterr().out == "[1, 4]\n"
+    assert main(["--root", sealed.store.root, "--plan", '{"kind": "shard_plan"}']) == 65
+    assert capsys.readouterr().err.startswith("error: [ConfigError] --plan: ")
+
+
+def test_looking_at_shards_needs_no_heavy_library():
+    code = (
+        "import sys, eagle3_core.repair, eagle3_core.identity, eagle3_core.vocab, eagle3_core.stages.capture\n"
+        "print({'torch', 'numpy', 'transformers', 'safetensors', 'sglang', 'boto3'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
