@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import random
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from eagle3_core.demo import prompts
-from eagle3_core.demo.examples import EXAMPLES
 
 SYSTEM = "You are a friendly helper. You answer briefly, in simple words and short sentences."
 """What the writer is told; the target never sees it, so it learns to answer this way unasked."""
+
+EXAMPLES = Path(__file__).with_name("examples.json")
+"""Answers of our own that show the writer the wanted length and tone: one of its domain stands before each prompt."""
 
 SHARES = {
     "story": 0.36, "explain": 0.22, "describe": 0.12, "tips": 0.1, "howto": 0.08, "compare": 0.06, "talk": 0.03,
@@ -23,7 +27,18 @@ MIN_WORDS = 18
 HELD_OUT = 50
 """One prompt in this many is kept from training, to measure the loss on."""
 
-_PLAIN = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "–": "-", "—": "-", "…": "...", "\u00a0": " "})
+_PLAIN = str.maketrans(
+    {
+        "\u2019": "'",
+        "\u2018": "'",
+        "\u201c": '"',
+        "\u201d": '"',
+        "\u2013": "-",
+        "\u2014": "-",
+        "\u2026": "...",
+        "\u00a0": " ",
+    }
+)
 _UNFIT = re.compile(r"[\[\]<>{}`#|\\]|https?:|SmolLM|Hugging|AI |language model|Alibaba|chatbot|\d{5}")
 _SENTENCE = re.compile(r"[^.!?\n]+[.!?\n]")
 _WORD = re.compile(r"[a-z0-9']+")
@@ -40,12 +55,13 @@ def draw(seed: int) -> Iterator[tuple[str, str, str]]:
     by_domain: dict[str, list[str]] = {}
     for domain, prompt in prompts.generate():
         by_domain.setdefault(domain, []).append(prompt)
+    examples = json.loads(EXAMPLES.read_text(encoding="utf-8"))
     rng = random.Random(seed)
     domains, weights = list(SHARES), list(SHARES.values())
     while True:
         domain = rng.choices(domains, weights)[0]
-        prompt, example = rng.choice(by_domain[domain]), rng.choice(EXAMPLES[domain])
-        yield domain, prompt, chatml(prompt, example)
+        prompt, example = rng.choice(by_domain[domain]), rng.choice(examples[domain])
+        yield domain, prompt, chatml(prompt, (example["prompt"], example["answer"]))
 
 
 def held_out(prompt: str) -> bool:

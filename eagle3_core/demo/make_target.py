@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import random
 import time
 from itertools import islice
@@ -19,7 +20,9 @@ from pathlib import Path
 
 import torch
 
-from eagle3_core.demo import corpus, prompts
+from eagle3_core.demo import corpus
+
+_log = logging.getLogger(__name__)
 
 
 def write(args: argparse.Namespace) -> None:
@@ -31,7 +34,7 @@ def write(args: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(args.seed)
     model = smollm2.load(args.gguf, device, torch.bfloat16 if device == "cuda" else torch.float32)
-    print("SmolLM2 loaded", flush=True)
+    _log.info("SmolLM2 loaded")
     writer = Writer(model, args.rows, args.prompt_tokens, Sampling(max_tokens=args.max_tokens))
     began, kept, drawn, batch = time.monotonic(), 0, 0, 0
     asked = corpus.draw(args.seed)
@@ -49,10 +52,9 @@ def write(args: argparse.Namespace) -> None:
             batch, drawn, took = batch + 1, drawn + args.rows, time.monotonic() - began
             left = min(args.seconds - took, took * (args.tokens - kept) / max(kept, 1))
             ended = sum(ids is not None for ids in answers) / args.rows
-            print(
+            _log.info(
                 f"batch {batch}: {drawn} asked, {ended:.0%} of the last ended, {kept:,} tokens kept, "
-                f"{kept / took:,.0f} tokens/s, {left:.0f} s left",
-                flush=True,
+                f"{kept / took:,.0f} tokens/s, {left:.0f} s left"
             )
 
 
@@ -60,7 +62,8 @@ def train(args: argparse.Namespace) -> None:
     """Tokenizer, packed documents, training, files, check."""
     from eagle3_core.demo import target_files
     from eagle3_core.demo.check_target import check
-    from eagle3_core.demo.train_target import Recipe, pack_chats, train as fit
+    from eagle3_core.demo.train_target import Recipe, pack_chats
+    from eagle3_core.demo.train_target import train as fit
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
@@ -73,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
     tokenizer = target_files.train_tokenizer(text for chat in sample for text in chat)
     packed, held_out = pack_chats(tokenizer, known, 0), pack_chats(tokenizer, unknown, 1)
     tokens = int((packed.documents >= 0).sum())
-    print(f"{len(known):,} chats, {tokens:,} tokens, {len(packed.tokens):,} rows, {time.monotonic() - began:.0f} s")
+    _log.info(f"{len(known):,} chats, {tokens:,} tokens, {len(packed.tokens):,} rows, {time.monotonic() - began:.0f} s")
     recipe = Recipe(steps=args.steps, rows=args.rows, learning_rate=args.learning_rate)
     model, loss = fit(packed, held_out, recipe, device)
     seconds = time.monotonic() - began
@@ -88,9 +91,8 @@ def train(args: argparse.Namespace) -> None:
         "seconds": seconds,
         "parameters": sum(w.numel() for w in state.values()),
     }
-    print(json.dumps(facts), flush=True)
     facts |= check(args.out, _unknown_prompts(args.check), device)
-    print(json.dumps(facts))
+    _log.info(json.dumps(facts))
     args.out.with_suffix(".json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
 
@@ -99,7 +101,7 @@ def check_command(args: argparse.Namespace) -> None:
     from eagle3_core.demo.check_target import check
 
     torch.set_num_threads(args.threads)
-    print(json.dumps(check(args.target, _unknown_prompts(args.check), "cpu")))
+    _log.info(json.dumps(check(args.target, _unknown_prompts(args.check), "cpu")))
 
 
 def _unknown_prompts(count: int) -> list[str]:
@@ -110,6 +112,7 @@ def _unknown_prompts(count: int) -> list[str]:
 
 def main() -> None:
     """Parse the command line and run one step."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     steps = parser.add_subparsers(required=True)
     one = steps.add_parser("write", help="let SmolLM2 answer prompts")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 
 from eagle3_core.demo import topics
@@ -50,30 +50,24 @@ _PLAN = ("Plan {0}.", "Give me ideas for {0}.", "What should I bring for {0}?")
 
 def generate() -> Iterator[tuple[str, str]]:
     """All (domain, prompt) pairs, in a fixed order, without duplicates."""
-    for template in _STORY:
-        for hero in topics.HEROES:
-            for plot in topics.PLOTS:
-                verb = _plural(plot) if hero in _SEVERAL else plot
-                yield "story", template.format(hero, verb)
+    for template, hero, plot in product(_STORY, topics.HEROES, topics.PLOTS):
+        yield "story", template.format(hero, _plural(plot) if hero in _SEVERAL else plot)
     for domain, templates, subjects in _ONE_SUBJECT:
-        for template in templates:
-            for subject in subjects:
-                yield domain, template.format(subject)
-    for template in _COMPARE:
-        for group in (topics.ANIMALS, topics.FOODS, topics.THINGS, topics.JOBS):
-            for left, right in combinations(group, 2):
-                yield "compare", template.format(left, right)
-    for template in _NOTE:
-        for person in topics.PEOPLE:
-            for favor in topics.FAVORS:
-                yield "note", template.format(person, favor)
-    for template in _FEEL:
-        for feeling, reasons in topics.FEELINGS:
-            for reason in reasons:
-                yield "talk", template.format(feeling, reason)
+        for template, subject in product(templates, subjects):
+            yield domain, template.format(subject)
+    groups = (topics.ANIMALS, topics.FOODS, topics.THINGS, topics.JOBS)
+    pairs = [pair for group in groups for pair in combinations(group, 2)]
+    reasons = [(feeling, reason) for feeling, because in topics.FEELINGS for reason in because]
+    for domain, two_subjects, fillings in (
+        ("compare", _COMPARE, pairs),
+        ("note", _NOTE, list(product(topics.PEOPLE, topics.FAVORS))),
+        ("talk", _FEEL, reasons),
+    ):
+        for template, filling in product(two_subjects, fillings):
+            yield domain, template.format(*filling)
 
 
-_ONE_SUBJECT = (
+_ONE_SUBJECT: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("explain", _EXPLAIN, (*topics.PHENOMENA, *topics.ANIMALS, *topics.FOODS, *topics.THINGS)),
     ("explain", _ASK, topics.QUESTIONS),
     ("explain", _JOBS, topics.JOBS),

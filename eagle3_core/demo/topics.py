@@ -1,4 +1,4 @@
-"""What the demo's prompts are about: our own word lists, chosen so that a very small model can have something to say."""
+"""What the demo's prompts are about: our own word lists, simple enough for a very small model."""
 
 from __future__ import annotations
 

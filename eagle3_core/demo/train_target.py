@@ -5,6 +5,7 @@ B rows, T positions of a row, V vocabulary.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 import time
@@ -12,12 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
+from torch.nn import functional
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from eagle3_core.demo import corpus
 from eagle3_core.demo.target_files import CONFIG
+
+_log = logging.getLogger(__name__)
 
 ROW_TOKENS = 512
 OPEN_CHATS = 5
@@ -84,7 +87,7 @@ def loss_of(model: LlamaForCausalLM, tokens: torch.Tensor, documents: torch.Tens
         logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits[:, :-1]
     same = (documents[:, 1:] == documents[:, :-1]) & (documents[:, 1:] >= 0)
     labels = tokens[:, 1:].masked_fill(~same, -100)
-    return F.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
+    return functional.cross_entropy(logits.float().flatten(0, 1), labels.flatten(), ignore_index=-100)
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
@@ -125,17 +128,17 @@ def train(train_set: Packed, held_out: Packed, recipe: Recipe, device: str) -> t
         if step % 200 == 0 or step == recipe.steps - 1:
             took = time.monotonic() - began
             speed, left = per_step * (step + 1) / took, took / (step + 1) * (recipe.steps - step - 1)
-            print(f"step {step} loss {loss.item():.4f} {speed:,.0f} tokens/s, {left:.0f} s left", flush=True)
+            _log.info("step %d loss %.4f %s tokens/s, %.0f s left", step, loss.item(), f"{speed:,.0f}", left)
     return model, evaluate(model, held_out, compute, recipe.rows)
 
 
-@torch.no_grad()
 def evaluate(model: LlamaForCausalLM, packed: Packed, compute: Callable[..., torch.Tensor], rows: int) -> float:
     """Mean loss over all full batches (or the one short batch) of `packed`."""
     device = model.device
-    full = range(0, max(1, len(packed.tokens) - rows + 1), rows)
-    losses = [
-        compute(model, packed.tokens[i : i + rows].to(device), packed.documents[i : i + rows].to(device)).item()
-        for i in full
-    ]
+    tokens, documents = packed.tokens.to(device), packed.documents.to(device)
+    with torch.no_grad():
+        losses: list[float] = [
+            compute(model, tokens[i : i + rows], documents[i : i + rows]).item()
+            for i in range(0, max(1, len(tokens) - rows + 1), rows)
+        ]
     return sum(losses) / len(losses)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 from eagle3_core.demo.smollm2 import SmolLM2
 
@@ -55,7 +55,6 @@ class Writer:
         self.position = torch.zeros(1, dtype=torch.long, device=self.device)
         self.steps: dict[int, Callable[[], None]] = {}
 
-    @torch.inference_mode()
     def answer(self, prompts: Sequence[Sequence[int]]) -> list[list[int] | None]:
         """Sample one answer per prompt.
 
@@ -65,6 +64,11 @@ class Writer:
         Returns:
             Per prompt the answer's ids without <|im_end|>, or None where it had not ended in time.
         """
+        with torch.inference_mode():
+            rows = self._sample(prompts)
+        return [row[: row.index(self.model.eos)] if self.model.eos in row else None for row in rows]
+
+    def _sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         padded = [[self.model.eos] * (self.prompt_tokens - len(ids)) + list(ids) for ids in prompts]
         self.start.copy_(torch.tensor([self.prompt_tokens - len(ids) for ids in prompts]))
         self._prefill(torch.tensor(padded, device=self.device))
@@ -77,8 +81,8 @@ class Writer:
             ended |= self.token == self.model.eos
             if step % 16 == 0 and ended.float().mean() >= self.sampling.enough:
                 break
-        rows = torch.stack(drawn, dim=1).tolist()
-        return [row[: row.index(self.model.eos)] if self.model.eos in row else None for row in rows]
+        sampled: list[list[int]] = torch.stack(drawn, dim=1).tolist()
+        return sampled
 
     def _step(self, length: int) -> Callable[[], None]:
         if length not in self.steps:
@@ -98,7 +102,8 @@ class Writer:
         # The warm-up wrote one cache position, which the first replay writes again with the same values.
         self.position.copy_(position)
         self.token.copy_(token)
-        return graph.replay
+        replay: Callable[[], None] = graph.replay
+        return replay
 
     def _prefill(self, ids: torch.Tensor) -> None:
         count = self.prompt_tokens
@@ -122,7 +127,7 @@ class Writer:
             ) -> torch.Tensor:
                 self.keys[layer, part, :, :count], self.values[layer, part, :, :count] = k, v
                 k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-                return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+                return functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
             hidden = self._layers(ids[part], self.cos[:count], self.sin[:count], attend)
             self.token[part] = self._draw(hidden[:, -1])
@@ -152,7 +157,7 @@ class Writer:
         self, ids: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, attend: Callable[..., torch.Tensor]
     ) -> torch.Tensor:
         model, w = self.model, self.model.weights
-        hidden = F.embedding(ids, w["embed"])
+        hidden = functional.embedding(ids, w["embed"])
 
         def split(x: torch.Tensor, heads: int) -> torch.Tensor:
             return x.view(*ids.shape, heads, self.head_dim).transpose(1, 2)
@@ -162,16 +167,16 @@ class Writer:
             return x * cos + torch.cat([-high, low], -1) * sin
 
         for i in range(model.layers):
-            x = F.rms_norm(hidden, hidden.shape[-1:], w[f"{i}.attn_norm"], model.norm_eps)
+            x = functional.rms_norm(hidden, hidden.shape[-1:], w[f"{i}.attn_norm"], model.norm_eps)
             q = rotate(split(x @ w[f"{i}.attn_q"].T, model.heads))
             k = rotate(split(x @ w[f"{i}.attn_k"].T, model.kv_heads))
             v = split(x @ w[f"{i}.attn_v"].T, model.kv_heads)
             mixed = attend(i, q, k, v).transpose(1, 2).flatten(2)
             hidden = hidden + mixed @ w[f"{i}.attn_output"].T
-            x = F.rms_norm(hidden, hidden.shape[-1:], w[f"{i}.ffn_norm"], model.norm_eps)
-            gate = F.silu(x @ w[f"{i}.ffn_gate"].T) * (x @ w[f"{i}.ffn_up"].T)
+            x = functional.rms_norm(hidden, hidden.shape[-1:], w[f"{i}.ffn_norm"], model.norm_eps)
+            gate = functional.silu(x @ w[f"{i}.ffn_gate"].T) * (x @ w[f"{i}.ffn_up"].T)
             hidden = hidden + gate @ w[f"{i}.ffn_down"].T
-        return F.rms_norm(hidden, hidden.shape[-1:], w["norm"], model.norm_eps)
+        return functional.rms_norm(hidden, hidden.shape[-1:], w["norm"], model.norm_eps)
 
     def _draw(self, hidden: torch.Tensor) -> torch.Tensor:
         """Min-p sampling [B, D] -> [B] by the Gumbel trick: no sort over the vocabulary."""
