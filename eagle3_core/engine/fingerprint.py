@@ -1,80 +1,119 @@
-"""Which SGLang is installed, with which plugin of ours, and whether the two were proven together."""
+"""Which engine made an artifact: SGLang's version, the code of it that we hook, and our own hooks. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import importlib.metadata
 import importlib.util
-from importlib import metadata
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
-from eagle3_core.engine import plugin
+from eagle3_core.engine.platform import Device, resolve_device
 from eagle3_core.errors import EngineVersionError
 
-HOOKED = (plugin.LOAD_MODEL, plugin.LOGITS, plugin.SET_ENVIRONMENT)
-PLUGIN_FILES = ("plugin.py", "capture_hook.py", "spool.py", "layers.py")
-
+_HERE = Path(__file__).parent
+_OWN = ("plugin.py", "capture_hook.py", "spool.py", "layers.py")
+_HOOKED = (
+    ("srt/model_executor/model_runner.py", "ModelRunner.load_model"),
+    ("srt/layers/logits_processor.py", "LogitsProcessor.forward"),
+    ("srt/models/llama.py", "LlamaForCausalLM.set_eagle3_layers_to_capture"),
+    ("srt/entrypoints/engine.py", "_set_envs_and_config"),
+)
 KNOWN_GOOD = {
-    "0.5.23": "f648f40c9cd95ab8",
+    "0.5.23": "b4edefa0684232dfe9c85f6acdc8f20e19a436d884a487b0456d3e0229253d5a",
 }
-"""SGLang version to the digest of the functions the plugin hooks, as the integration tests proved them."""
+"""SGLang version -> digest of the functions we hook, recorded when the integration tests passed with it."""
 
 
-def fingerprint() -> dict[str, str]:
-    """Return the SGLang version, a digest of the plugin's source, and one of the SGLang functions it hooks.
+@cache
+def fingerprint(device: Device | None = None) -> str:
+    """Return the sha256 that identifies the engine: equal fingerprints capture equal hidden states.
+
+    Args:
+        device: where the engine runs, `auto` when None; on a CPU our stand-in kernels are part of the engine.
 
     Raises:
         EngineVersionError: SGLang is not installed, or a hooked function is gone.
     """
-    try:
-        version = metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        raise EngineVersionError("expected sglang in this environment, found none; run `make setup`") from None
-    own = hashlib.sha256()
-    for name in PLUGIN_FILES:
-        own.update((Path(__file__).parent / name).read_bytes())
-    hooked = hashlib.sha256("\n".join(_source(path) for path in HOOKED).encode()).hexdigest()
-    return {"sglang": version, "plugin": own.hexdigest()[:16], "hooked": hooked[:16]}
+    digest = hashlib.sha256()
+    digest.update(f"sglang {sglang_version()} {hooked_digest()}\n".encode())
+    files = [_HERE / name for name in _OWN]
+    if (device or resolve_device("auto")) == "cpu":
+        files += sorted((_HERE / "cpu_site" / "sgl_kernel").glob("*.py"))
+    for path in files:
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
-def require_known_good() -> dict[str, str]:
-    """Return the fingerprint if this SGLang is one the plugin was proven with.
+def require_known_good(device: Device | None = None) -> str:
+    """Return the fingerprint after checking that the hooks were proven with this SGLang.
 
     Raises:
-        EngineVersionError: names what differs.
+        EngineVersionError: the version, or the code we hook in it, is not in the table.
     """
-    found = fingerprint()
-    known = KNOWN_GOOD.get(found["sglang"])
-    if known is None:
+    version, found = sglang_version(), hooked_digest()
+    expected = KNOWN_GOOD.get(version)
+    if expected is None:
         raise EngineVersionError(
-            f"sglang: expected one of {', '.join(KNOWN_GOOD)}, found {found['sglang']}; install a proven one, or run "
-            "tests/integration/test_engine.py with yours and add it to eagle3_core/engine/fingerprint.py"
+            f"SGLang {version} is installed, the capture plugin is proven with {', '.join(KNOWN_GOOD)}; install one of "
+            "those, or run tests/integration/test_engine.py and add the version to engine/fingerprint.py"
         )
-    if known != found["hooked"]:
+    if found != expected:
         raise EngineVersionError(
-            f"sglang {found['sglang']}: expected hooked functions {known}, found {found['hooked']}: "
-            "this copy is patched; reinstall it with `make setup`"
+            f"SGLang {version}: the functions the capture plugin hooks have digest {found[:12]}, proven is "
+            f"{expected[:12]}; the installed SGLang was modified: reinstall it (make setup)"
         )
-    return found
+    return fingerprint(device)
 
 
-def _source(path: str) -> str:
-    """Return the source of `package.module.Class.function`, found without importing SGLang."""
-    root = importlib.util.find_spec("sglang")
-    if root is None or not root.submodule_search_locations:
-        raise EngineVersionError("expected the package sglang, found none; run `make setup`")
-    parts = path.split(".")[1:]
-    folder = Path(root.submodule_search_locations[0])
-    while parts and (folder / parts[0]).is_dir():
-        folder = folder / parts.pop(0)
-    file = folder / f"{parts[0]}.py"
-    if not file.is_file():
-        raise EngineVersionError(f"sglang: expected {file} for {path}, found no such module; install a proven version")
-    text = file.read_text(encoding="utf-8")
-    node: ast.AST = ast.parse(text)
-    for name in parts[1:]:
-        found = [item for item in ast.iter_child_nodes(node) if getattr(item, "name", None) == name]
-        if not found:
-            raise EngineVersionError(f"sglang: expected {path}, found no {name} in {file}; install a proven version")
-        node = found[0]
-    return ast.get_source_segment(text, node) or ""
+def sglang_version() -> str:
+    """Return the installed version.
+
+    Raises:
+        EngineVersionError: SGLang is not installed here.
+    """
+    try:
+        return importlib.metadata.version("sglang")
+    except importlib.metadata.PackageNotFoundError as error:
+        raise EngineVersionError("SGLang is not installed in this environment; run `make setup`") from error
+
+
+@cache
+def hooked_digest() -> str:
+    """Return the sha256 over the source text of the hooked functions.
+
+    Raises:
+        EngineVersionError: a file or function is gone.
+    """
+    found = importlib.util.find_spec("sglang")
+    if found is None or not found.submodule_search_locations:
+        raise EngineVersionError("SGLang is not installed in this environment; run `make setup`")
+    return digest_of(Path(next(iter(found.submodule_search_locations))))
+
+
+def digest_of(package: Path) -> str:
+    """Return the digest for an unpacked `sglang` package."""
+    digest = hashlib.sha256()
+    for file, name in _HOOKED:
+        path = package / file
+        if not path.is_file():
+            raise EngineVersionError(f"{path}: expected the file of {name}, which the capture plugin hooks; found none")
+        text = path.read_text(encoding="utf-8")
+        segment = next(_segments(text, name), None)
+        if segment is None:
+            raise EngineVersionError(f"{path}: expected {name}, which the capture plugin hooks; found none")
+        digest.update(f"{name}\n{segment}\n".encode())
+    return digest.hexdigest()
+
+
+def _segments(text: str, name: str) -> Iterator[str]:
+    """Yield the source text of a function, or of a method given as Class.method."""
+    nodes: list[ast.stmt] = ast.parse(text).body
+    *classes, function = name.split(".")
+    for wanted in classes:
+        nodes = next((node.body for node in nodes if isinstance(node, ast.ClassDef) and node.name == wanted), [])
+    for node in nodes:
+        if isinstance(node, ast.FunctionDef) and node.name == function:
+            yield ast.get_source_segment(text, node) or ""

@@ -210,7 +210,7 @@ def test_speculation_changes_no_token_counts_its_passes_and_tells_its_death(targ
         victim = server.pids[-1]
         os.kill(victim, signal.SIGKILL)
         started = time.monotonic()
-        client.generate_all(prompts(), Sampling(max_new_tokens=200, ignore_eos=True))
+        client.generate_all(prompts(), Sampling(max_new_tokens=140, ignore_eos=True))
     assert time.monotonic() - started < 30
     assert not server.pids
 
