@@ -1,4 +1,4 @@
-"""StageOperator: start or re-join the job of one stage, follow it, return the reference of its output."""
+"""JobOperator: start or re-join a job and follow it. StageOperator: the job is one stage of the pipeline."""
 
 from __future__ import annotations
 
@@ -23,11 +23,63 @@ JOINED_LOG_BYTES = 8192
 """How much of an already running job's log a re-joining task repeats."""
 
 
-class StageOperator(BaseOperator):
-    """Run one stage of the pipeline as a supervised job in the engine environment.
+class JobOperator(BaseOperator):
+    """Start or re-join a supervised job, follow it to its end.
 
     The job outlives this task: a retry after a crash of the worker, the scheduler or the host re-joins it or, where it
     is gone, starts another attempt that continues its partial work. Only a kill by the user ends it.
+    """
+
+    operator_extra_links: Collection[BaseOperatorLink] = (JobLink(),)
+    ui_color = "#dbe9f6"
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._job: jobs.Job | None = None
+        self._owner = ""
+
+    def run_job(self, context: Any, spec: jobs.JobSpec) -> tuple[jobs.Job, jobs.JobState]:
+        """Return the job and how it ended; its log goes to the task's log, line by line."""
+        self.push_link(context, spec)
+        self._owner = f"{context['ti'].id} try {context['ti'].try_number}"
+        self._job = jobs.start_or_join(spec, self._owner, always=True)
+        self.log.info("%s job %s", "re-joined" if self._job.joined else "started", spec.directory)
+        return self._job, self._follow(self._job)
+
+    def push_link(self, context: Any, spec: jobs.JobSpec) -> None:
+        """Push the address of the job's page: Airflow pushes links when a task ends, this one is wanted before."""
+        context["ti"].xcom_push(key=JobLink().xcom_key, value=job_url(spec.directory.name))
+
+    def _follow(self, job: jobs.Job) -> jobs.JobState:
+        started, offset = time.monotonic(), job.log_start
+        if job.joined:
+            offset = max(offset, job.log_size() - JOINED_LOG_BYTES)
+        while True:
+            state = job.state()
+            lines, offset = job.log_since(offset)
+            for line in lines:
+                self.log.info("%s", line)
+            if state.name != "running":
+                return state
+            job.renew()
+            # Short jobs are looked at more often.
+            time.sleep(min(1.0, 0.1 + (time.monotonic() - started) / 20))
+
+    def on_kill(self) -> None:
+        """End the job, unless another attempt owns it by now or Airflow itself is what fails."""
+        if self._job is None:
+            return
+        if not _airflow_answers():
+            self.log.warning("Airflow's API does not answer; the job stays, bounded by its lease")
+            return
+        try:
+            jobs.kill(self._job, self._owner)
+        except JobFencedError as error:
+            self.log.info("%s", error)
+
+
+class StageOperator(JobOperator):
+    """Run one stage of the pipeline in the engine environment; return the reference of its output.
 
     Args:
         run_key: Key of the frozen run configuration below the root.
@@ -37,8 +89,6 @@ class StageOperator(BaseOperator):
 
     stage: ClassVar[Stage]
     template_fields: Sequence[str] = ("run_key", "inputs", "index")
-    operator_extra_links: Collection[BaseOperatorLink] = (JobLink(),)
-    ui_color = "#dbe9f6"
 
     def __init__(
         self, *, run_key: Any, inputs: Mapping[str, Any] | None = None, index: Any = None, **kwargs: Any
@@ -47,8 +97,6 @@ class StageOperator(BaseOperator):
         self.run_key = run_key
         self.inputs = dict(inputs or {})
         self.index = index
-        self._job: jobs.Job | None = None
-        self._owner = ""
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Return the output's reference.
@@ -71,43 +119,12 @@ class StageOperator(BaseOperator):
 
     def _run(self, context: Any, store: ObjectStore, refs: Mapping[str, Ref]) -> Ref:
         spec = jobs.stage_job(store.root, self.run_key, self.stage.name, refs, self.index)
-        # Links are pushed when a task ends; this one is wanted while it runs.
-        context["ti"].xcom_push(key=JobLink().xcom_key, value=job_url(spec.directory.name))
         # Machines change, so the preflight is made anew each time.
         if self.stage.produces != Kind.PREFLIGHT and (done := jobs.committed_result(spec, store)) is not None:
+            self.push_link(context, spec)
             self.log.info("committed already: %s", done.key)
             return done
-        self._owner = f"{context['ti'].id} try {context['ti'].try_number}"
-        self._job = jobs.start_or_join(spec, self._owner, always=True)
-        self.log.info("%s job %s", "re-joined" if self._job.joined else "started", spec.directory)
-        return self._follow(self._job)
-
-    def _follow(self, job: jobs.Job) -> Ref:
-        started, offset = time.monotonic(), job.log_start
-        if job.joined:
-            offset = max(offset, job.log_size() - JOINED_LOG_BYTES)
-        while True:
-            state = job.state()
-            lines, offset = job.log_since(offset)
-            for line in lines:
-                self.log.info("%s", line)
-            if state.name != "running":
-                return jobs.outcome(job, state)
-            job.renew()
-            # Short stages are looked at more often.
-            time.sleep(min(1.0, 0.1 + (time.monotonic() - started) / 20))
-
-    def on_kill(self) -> None:
-        """End the job, unless another attempt owns it by now or Airflow itself is what fails."""
-        if self._job is None:
-            return
-        if not _airflow_answers():
-            self.log.warning("Airflow's API does not answer; the job stays, bounded by its lease")
-            return
-        try:
-            jobs.kill(self._job, self._owner)
-        except JobFencedError as error:
-            self.log.info("%s", error)
+        return jobs.outcome(*self.run_job(context, spec))
 
 
 def as_airflow(error: Eagle3Error) -> AirflowException:

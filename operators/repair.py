@@ -1,10 +1,10 @@
-"""Find a shard plan, verify its shards by content. Light: run in the worker, four files at a time."""
+"""Find a shard plan; verify its shards by content."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -13,10 +13,9 @@ from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.errors import CorruptArtifactError, Eagle3Error, NotCommittedError
 from eagle3_core.jobs.files import COMMAND, RESULT, read_json
-from eagle3_core.repair import quarantine_bad
 from eagle3_core.storage import ObjectStore, load, open_store
 from operators import settings
-from operators.base import as_airflow
+from operators.base import JobOperator, as_airflow
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class FindPlanOperator(BaseOperator):
         return found.plan.model_dump(mode="json")
 
 
-class VerifyShardsOperator(BaseOperator):
+class VerifyShardsOperator(JobOperator):
     """Compare every shard with plan and manifest; quarantine what is bad; return the indexes to capture again."""
 
     template_fields: Sequence[str] = ("plan", "check_only")
@@ -68,16 +67,14 @@ class VerifyShardsOperator(BaseOperator):
         """Return the indexes, empty if all is well or nothing is to be changed."""
         check_only = str(self.check_only) == "True"
         try:
-            findings = quarantine_bad(
-                open_store(settings.root()), Ref.parse(self.plan, "shard plan"), dry_run=check_only
-            )
+            spec = jobs.repair_job(settings.root(), Ref.parse(self.plan, "shard plan"), check_only=check_only)
+            job, state = self.run_job(context, spec)
+            jobs.raise_failure(job, state)
         except Eagle3Error as error:
             raise as_airflow(error) from None
-        bad = [finding for finding in findings if finding.state != "ok"]
-        for finding in bad:
-            self.log.warning("shard %d: %s: %s", finding.index, finding.state, finding.reason)
-        self.log.info("%d shards, %d bad or missing", len(findings), len(bad))
-        return [] if check_only else [finding.index for finding in bad]
+        bad = [int(index) for index in json.loads(job.log_tail(1)[0])]
+        self.log.info("%d shards bad or missing", len(bad))
+        return [] if check_only else bad
 
 
 def find_plan(store: ObjectStore, key: str) -> PlannedRun:
@@ -109,8 +106,4 @@ def _planned_runs(store: ObjectStore) -> Iterator[PlannedRun]:
         except (NotCommittedError, CorruptArtifactError):
             continue
         argv = command["argv"]
-        yield PlannedRun(ref, argv[argv.index("--run") + 1], _mtime(directory / RESULT))
-
-
-def _mtime(path: Path) -> float:
-    return path.stat().st_mtime
+        yield PlannedRun(ref, argv[argv.index("--run") + 1], (directory / RESULT).stat().st_mtime)

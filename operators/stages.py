@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from eagle3_core.artifacts import Ref
-from eagle3_core.data.plan import read_plan
 from eagle3_core.pipeline import STAGES, shape_names
 from eagle3_core.storage import ObjectStore, load
 from operators.base import StageOperator
@@ -50,10 +49,10 @@ class CaptureOperator(StageOperator):
 
     def map_name(self, store: ObjectStore, refs: Mapping[str, Ref]) -> str:
         """Return for example `shard 3: samples 96..127, 7,812 tokens`."""
-        shards = read_plan(load(store, refs["shard_plan"])).shards
-        first = sum(len(shard.sample_ids) for shard in shards[: self.index])
-        last = first + len(shards[self.index].sample_ids) - 1
-        return f"shard {self.index}: samples {first}..{last}, {shards[self.index].tokens:,} tokens"
+        shards = load(store, refs["shard_plan"]).json("plan.json")["shards"]
+        first = sum(len(shard["sample_ids"]) for shard in shards[: self.index])
+        last = first + len(shards[self.index]["sample_ids"]) - 1
+        return f"shard {self.index}: samples {first}..{last}, {shards[self.index]['tokens']:,} tokens"
 
 
 class SealOperator(StageOperator):

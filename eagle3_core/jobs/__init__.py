@@ -22,11 +22,12 @@ from eagle3_core.jobs.job import (
     kill,
     log_tail,
     outcome,
+    raise_failure,
     start_or_join,
     wait,
 )
 from eagle3_core.jobs.processes import sweep
-from eagle3_core.jobs.spec import JobSpec, engine_python, jobs_directory, stage_job
+from eagle3_core.jobs.spec import JobSpec, engine_python, jobs_directory, repair_job, stage_job
 
 __all__ = [
     "Job",
@@ -40,6 +41,8 @@ __all__ = [
     "kill",
     "log_tail",
     "outcome",
+    "raise_failure",
+    "repair_job",
     "stage_job",
     "start_or_join",
     "sweep",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import signal
 import sys
@@ -141,7 +140,7 @@ def directory_state(directory: Path) -> JobState:
     _reap(supervisor["pid"])
     if ended is None:
         return JobState("lost")
-    if ended["code"] == 0 and (directory / RESULT).exists():
+    if ended["code"] == 0:
         return JobState("succeeded", 0)
     return JobState("failed", ended["code"], read_json(directory / ERROR))
 
@@ -150,9 +149,8 @@ def committed_result(spec: JobSpec, store: ObjectStore) -> Ref | None:
     """Return the output of a job that has succeeded, if it is still committed; start nothing."""
     if directory_state(spec.directory).name != "succeeded":
         return None
-    ref = _result(spec.directory)
     with contextlib.suppress(NotCommittedError, CorruptArtifactError):
-        return load(store, ref).ref
+        return load(store, _result(spec.directory)).ref
     return None
 
 
@@ -173,11 +171,16 @@ def wait(job: Job, on_progress: Callable[[dict[str, Any]], None] | None = None, 
 
 
 def outcome(job: Job, state: JobState) -> Ref:
-    """Return the output of a job that has ended, or raise what it raised; sweep up after a lost one."""
-    if state.name == "succeeded":
-        return _result(job.directory)
-    sweep(job.directory)
-    raise _error(job.directory, state)
+    """Return the output of a stage's job that has ended, or raise what it raised."""
+    raise_failure(job, state)
+    return _result(job.directory)
+
+
+def raise_failure(job: Job, state: JobState) -> None:
+    """Raise what the job raised, if it did not succeed; sweep up after it."""
+    if state.name != "succeeded":
+        sweep(job.directory)
+        raise _error(job.directory, state)
 
 
 def kill(job: Job, owner: str, grace_s: float = GRACE_S) -> None:
@@ -255,7 +258,10 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 def _result(directory: Path) -> Ref:
-    return Ref.parse(json.loads((directory / RESULT).read_text(encoding="utf-8")), str(directory / RESULT))
+    values = read_json(directory / RESULT)
+    if values is None:
+        raise JobLostError(f"{directory.name}: ended without an error and without a result; see {directory / LOG}")
+    return Ref.parse(values, str(directory / RESULT))
 
 
 def _error(directory: Path, state: JobState) -> Eagle3Error:

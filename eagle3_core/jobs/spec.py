@@ -56,6 +56,15 @@ def stage_job(root: str, run_key: str, stage_name: str, inputs: Mapping[str, Ref
     return JobSpec(jobs_directory(store.root) / name, tuple(argv), Path.cwd())
 
 
+def repair_job(root: str, plan: Ref, *, check_only: bool) -> JobSpec:
+    """Return the job that verifies the shards of a plan; it prints the indexes to capture again, as its last line."""
+    store = open_store(root)
+    passed = json.dumps(plan.expect(Kind.SHARD_PLAN).model_dump(mode="json"), sort_keys=True)
+    argv = [str(engine_python()), "-P", "-m", "eagle3_core.repair", "--root", store.root, "--plan", passed]
+    directory = jobs_directory(store.root) / f"repair-{plan.manifest_sha256[:12]}"
+    return JobSpec(directory, (*argv, *(["--check-only"] if check_only else [])), Path.cwd())
+
+
 def jobs_directory(root: str) -> Path:
     """Return where the jobs of a root live: below a directory root; on this machine's disk for a bucket."""
     if root.startswith("s3://"):

@@ -1,7 +1,7 @@
-"""Stands for the engine's interpreter in tests: the real `python -m eagle3_core`, with stages that commit next to nothing.
+"""Stands for the engine's interpreter: the real `python -m eagle3_core`, with stages that commit next to nothing.
 
 What a stage does is told by files in FAKE_DIR: `<stage>.fail` holds {"type": ..., "message": ...} to raise once,
-`<stage>.wait` makes it wait until the file is gone. Every execution leaves a line in `calls`.
+`<stage>.wait` makes it wait until the file is gone, `bad` is what a repair finds. Every execution leaves a line in `calls`.
 """
 
 import importlib
@@ -62,6 +62,10 @@ OUTPUTS = {
 }
 
 if __name__ == "__main__":
+    if sys.argv[3] == "eagle3_core.repair":
+        print("shard 1: corrupt: sha256", file=sys.stderr, flush=True)
+        print((FAKE / "bad").read_text())
+        sys.exit()
     from eagle3_core.pipeline import STAGES
 
     importlib.import_module("eagle3_core.stages")

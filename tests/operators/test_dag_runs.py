@@ -64,3 +64,28 @@ def test_a_wrong_target_fails_at_once_and_starts_no_job(run, engine, target):
     assert result.state == "failed"
     assert tasks["configure", -1].try_number == 1
     assert engine.calls() == []
+
+
+def test_repair_captures_exactly_what_is_bad_and_seals_again(run, engine, target):
+    _, trained = run("train_drafter", target)
+    before = engine.calls()
+    shard = trained["capture", 1].xcom_pull(task_ids="capture", map_indexes=1)
+    (engine.root / shard["key"] / "manifest.json").unlink()
+    (engine.directory / "bad").write_text("[1]")
+    result, tasks = run("repair_capture", {"features": trained["seal", -1].xcom_pull(task_ids="seal")["key"]})
+    assert result.state == "success", states(tasks)
+    assert engine.calls()[len(before) :] == ["capture 1"]
+    assert tasks["capture", 0].rendered_map_index == "shard 1: samples 32..63, 1,001 tokens"
+    assert tasks["seal", -1].xcom_pull(task_ids="seal") == trained["seal", -1].xcom_pull(task_ids="seal")
+
+    (engine.directory / "bad").write_text("[]")
+    result, tasks = run("repair_capture", {})
+    assert result.state == "success", states(tasks)
+    assert str(tasks["capture", -1].state) == "skipped"
+    assert str(tasks["seal", -1].state) == "success"
+
+
+def test_repair_without_any_plan_says_so(run, engine, target):
+    result, tasks = run("repair_capture", {})
+    assert result.state == "failed"
+    assert tasks["find_plan", -1].try_number == 1
