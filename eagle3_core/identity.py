@@ -189,14 +189,22 @@ def cached_sha256(path: Path) -> str:
 
 
 def checked_prompts(path: Path) -> int:
-    """Return the number of prompts after parsing every line.
+    """Return the number of prompts after parsing every line; a file that has not changed is not parsed again.
 
     Raises:
         InputError: the file is missing or empty, or a line is not a prompt; names the line.
     """
+    if not path.is_file():
+        raise InputError(f"prompts {path}: expected a JSONL file, found none; set data.prompts")
+    entry = cache_directory() / "prompts" / f"{cached_sha256(path)}.json"
+    try:
+        return int(json.loads(entry.read_text(encoding="utf-8"))["count"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # not yet checked
     count = sum(1 for _ in read_prompts(path))
     if not count:
         raise InputError(f"{path}: expected one prompt a line, found an empty file")
+    _remember(entry, {"count": count})
     return count
 
 

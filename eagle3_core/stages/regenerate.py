@@ -18,7 +18,7 @@ from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import CorruptArtifactError, InputError
 from eagle3_core.identity import require_target
-from eagle3_core.storage import ObjectStore, commit, load, quarantine
+from eagle3_core.storage import ObjectStore, commit, full_disk_is_typed, load, quarantine
 from eagle3_core.storage.manifest import MANIFEST
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def run(context: StageContext) -> Ref:
     asked = read_prompt_set(prompt_set)
     answers: list[Answer] = []
     too_long = 0
-    with _lazy_client(context, facts["target"]) as connect:
+    with full_disk_is_typed(context.work), _lazy_client(context, facts["target"]) as connect:
         while asked:
             found = _answer_all(context, asked, chunks, connect)
             answers += found.values()
