@@ -74,8 +74,8 @@ def test_domains_are_pooled_apart():
 def test_the_servers_own_counter_must_tell_the_same_story():
     pooled = pool([answer()], speculating=True)
     check_counters(pooled, None, "3/1/4")
-    check_counters(pooled, 2.7, "3/1/4")
-    with pytest.raises(NotSpeculatingError, match=r"own average is 1\.00"):
+    check_counters(pooled, 2.5, "3/1/4")
+    with pytest.raises(NotSpeculatingError, match=r"2\.67 tokens per verify pass, the server's own average says 1\.00"):
         check_counters(pooled, 1.0, "3/1/4")
 
 
