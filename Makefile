@@ -12,7 +12,7 @@ unexport PYTHONPATH PYTHONHOME
 
 UV ?= uv
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header
-ENGINE_EXTRAS := --extra engine --extra test --extra build
+ENGINE_EXTRAS := --extra engine --extra test --extra fake-s3 --extra build
 # In requirements-engine-cpu.txt already.
 NOT_CUDA := triton filelock fsspec jinja2 markupsafe mpmath networkx setuptools sympy typing-extensions
 

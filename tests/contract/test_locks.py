@@ -89,8 +89,8 @@ def test_a_planted_fault_is_found(planted: str):
     ("name", "used"),
     [
         ("airflow", ["core", "airflow", "lint", "test", "build"]),
-        ("engine-cpu", ["core", "engine", "test", "build"]),
-        ("engine-gpu", ["core", "engine", "test", "build"]),
+        ("engine-cpu", ["core", "engine", "test", "fake-s3", "build"]),
+        ("engine-gpu", ["core", "engine", "test", "fake-s3", "build"]),
     ],
 )
 def test_a_lock_has_every_requirement_of_pyproject_at_the_pinned_version(name: str, used: list[str]):
