@@ -1,5 +1,7 @@
+import json
 import os
 import stat
+import struct
 import sys
 import tempfile
 from pathlib import Path
@@ -41,32 +43,38 @@ class FakeEngine:
         (self.directory / f"{stage}.wait").unlink()
 
 
+@pytest.fixture(scope="session")
+def engine_in():
+    """Set up an engine that commits tiny artifacts to a root below `directory`."""
+
+    def make(directory, monkeypatch):
+        python = directory / "python"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_engine.py")} "$@"\n')
+        python.chmod(python.stat().st_mode | stat.S_IXUSR)
+        told = directory / "told"
+        told.mkdir()
+        monkeypatch.setenv("EAGLE3_ENGINE_PYTHON", str(python))
+        monkeypatch.setenv("FAKE_DIR", str(told))
+        monkeypatch.setenv("EAGLE3_ROOT", str(directory / "root"))
+        return FakeEngine(told, directory / "root")
+
+    return make
+
+
 @pytest.fixture
-def engine(tmp_path, monkeypatch):
-    """An engine that commits tiny artifacts, and the root it commits to."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} {Path(__file__).with_name("fake_engine.py")} "$@"\n')
-    python.chmod(python.stat().st_mode | stat.S_IXUSR)
-    told = tmp_path / "told"
-    told.mkdir()
-    monkeypatch.setenv("EAGLE3_ENGINE_PYTHON", str(python))
-    monkeypatch.setenv("FAKE_DIR", str(told))
-    monkeypatch.setenv("EAGLE3_ROOT", str(tmp_path / "root"))
-    yield FakeEngine(told, tmp_path / "root")
+def engine(engine_in, tmp_path, monkeypatch):
+    """An engine of one test; whatever it still runs at the end is ended."""
+    yield engine_in(tmp_path, monkeypatch)
     from eagle3_core import jobs
 
     for directory in (tmp_path / "root" / "jobs").glob("*"):
         jobs.end_processes(directory, grace_s=0)
 
 
-@pytest.fixture
-def target(tmp_path):
-    """A directory that the checks take for a target, and a prompt file."""
-    import json
-    import struct
-
-    directory = tmp_path / "target"
-    directory.mkdir()
+@pytest.fixture(scope="session")
+def target(tmp_path_factory):
+    """A directory that the checks take for a target, and a prompt file, as the form's fields."""
+    directory = tmp_path_factory.mktemp("target")
     config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "num_hidden_layers": 8,
               "intermediate_size": 16, "vocab_size": 2048, "num_attention_heads": 2,
               "max_position_embeddings": 512}  # fmt: skip
@@ -75,7 +83,7 @@ def target(tmp_path):
     (directory / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (directory / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
-    prompts = tmp_path / "prompts.jsonl"
+    prompts = directory / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"question {i}"}) + "\n" for i in range(20)))
     return {"target.model": str(directory), "data.prompts": str(prompts)}
 

@@ -1,7 +1,8 @@
 """Stands for the engine's interpreter: the real `python -m eagle3_core`, with stages that commit next to nothing.
 
 What a stage does is told by files in FAKE_DIR: `<stage>.fail` holds {"type": ..., "message": ...} to raise once,
-`<stage>.wait` makes it wait until the file is gone, `bad` is what a repair finds. Every execution leaves a line in `calls`.
+`<stage>.wait` makes it wait until the file is gone, `bad` is what a repair finds.
+Every execution leaves a line in `calls`.
 """
 
 import importlib
