@@ -51,6 +51,11 @@ class LocalAirflow:
         return self.home / "standalone.log"
 
     @property
+    def _mark(self) -> str:
+        """Return the setting that every process of this Airflow has in its environment, and no job has."""
+        return f"AIRFLOW_HOME={self.home}"
+
+    @property
     def url(self) -> str:
         """Return the address of the UI.
 
@@ -80,7 +85,8 @@ class LocalAirflow:
                 if self._becomes_healthy(say, 60.0):
                     return
                 say("Airflow runs but is not healthy; starting it anew")
-            self._end()
+            # Without asking: tasks that are asked to end would end their jobs, which the next Airflow re-joins.
+            kill_marked(self._mark)
             self._start(say)
             if not self._becomes_healthy(say, START_LIMIT_S):
                 raise AirflowError(f"Airflow: not healthy after {START_LIMIT_S:.0f} s; see {self.log}")
@@ -89,6 +95,7 @@ class LocalAirflow:
         """End Airflow, then every job of its root."""
         with self._locked():
             self._end()
+            (self.home / _STATE).unlink(missing_ok=True)
         for directory in jobs.jobs_directory(self.root).glob("*"):
             if jobs.directory_state(directory).name in ("running", "lost"):
                 jobs.end_processes(directory)
@@ -134,7 +141,7 @@ class LocalAirflow:
         return {
             **kept,
             **{f"AIRFLOW__{name}": value for name, value in settings.items()},
-            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW_HOME": str(self.home),  # the mark
             "PATH": f"{_bin()}:{os.environ.get('PATH', '')}",
             "EAGLE3_ROOT": self.root,
             "EAGLE3_RETRY_DELAY_S": "5",
@@ -173,16 +180,14 @@ class LocalAirflow:
     def _end(self) -> None:
         """SIGTERM to the process group, since standalone alone would orphan its components; then whoever is left."""
         state = read_json(self.home / _STATE)
-        mark = f"AIRFLOW_HOME={self.home}"
         if state is not None and (identity := Identity(**state["process"])).alive():
             os.killpg(identity.pid, signal.SIGTERM)
             end = time.monotonic() + 25
-            while marked(mark) and time.monotonic() < end:
+            while marked(self._mark) and time.monotonic() < end:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(identity.pid, os.WNOHANG)
                 time.sleep(0.2)
-        kill_marked(mark)
-        (self.home / _STATE).unlink(missing_ok=True)
+        kill_marked(self._mark)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -201,8 +206,12 @@ class Api:
         Raises:
             AirflowError: the API does not answer or refuses the login.
         """
-        user, password = airflow.login
+        self._login = airflow.login
         self._client = httpx.Client(base_url=airflow.url, timeout=30)
+        self._sign_in()
+
+    def _sign_in(self) -> None:
+        user, password = self._login
         token = self._request("POST", "/auth/token", json={"username": user, "password": password})["access_token"]
         self._client.headers["Authorization"] = f"Bearer {token}"
 
@@ -225,7 +234,7 @@ class Api:
         return self._request("PATCH", f"/api/v2/{path}", json=values)
 
     def _request(self, method: str, path: str, **arguments: Any) -> Any:
-        """Send, waiting out a busy or restarting server."""
+        """Send, waiting out a busy or restarting server and an expired token."""
         problem = ""
         for _ in range(20):
             try:
@@ -234,14 +243,17 @@ class Api:
                 problem = str(error) or type(error).__name__
                 time.sleep(1)
                 continue
-            if answer.status_code == 404:
-                raise NotFoundError(f"{method} {path}: {answer.text[:300]}")
             if answer.status_code < 400:
                 return answer.json() if answer.content else None
             problem = f"{answer.status_code} {answer.text[:300]}"
-            if answer.status_code < 500:
+            if answer.status_code == 404:
+                raise NotFoundError(f"{method} {path}: {problem}")
+            if answer.status_code == 401 and path != "/auth/token":
+                self._sign_in()
+            elif answer.status_code < 500:
                 break
-            time.sleep(1)
+            else:
+                time.sleep(1)
         raise AirflowError(f"Airflow: {method} {path}: {problem}")
 
 

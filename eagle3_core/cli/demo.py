@@ -23,6 +23,7 @@ from eagle3_core.storage import open_store
 
 DAG = "train_drafter"
 POOL = "engine"
+RESTARTS = 5
 OWN = "own"
 """Recipe for a target that has none of its own."""
 DATA = CHECKOUT / ".eagle3"
@@ -99,17 +100,27 @@ def _check(console: Console, request: Request, root: str) -> None:
 
 
 def _follow(console: Console, airflow: LocalAirflow, request: Request) -> str:
-    airflow.ensure(lambda text: console.print(text))
+    """Return the id of the run that succeeded; starts Airflow again if it dies meanwhile, for its jobs live on."""
+    airflow.ensure(console.print)
     api = Api(airflow)
     _prepare(api)
     run_id = _current_run(api, request.conf) or _trigger(api, request.conf)
     user, password = airflow.login
-    console.print(
-        f"run {run_id}: {airflow.url}/dags/{DAG}/runs/{run_id} (user {user}, password {password})", soft_wrap=True
-    )
+    page = f"{airflow.url}/dags/{DAG}/runs/{run_id}"
+    console.print(f"run {run_id}: {page} (user {user}, password {password})", soft_wrap=True)
     directory = jobs.jobs_directory(airflow.root)
-    follower = Follower(api, console, DAG, run_id, directory)
-    if follower.follow() != "success":
+    for _ in range(RESTARTS):
+        follower = Follower(api, console, DAG, run_id, directory)
+        try:
+            state = follower.follow()
+            break
+        except AirflowError as error:
+            console.print(f"[yellow]{error}[/]", soft_wrap=True)
+            airflow.ensure(console.print)
+            api = Api(airflow)
+    else:
+        raise AirflowError(f"Airflow: went away {RESTARTS} times during one run; see {airflow.log}")
+    if state != "success":
         why = failure(api, f"dags/{DAG}/dagRuns/{run_id}", follower.instances(), directory, airflow.home)
         console.print(f"[red]failed[/] {why.task}: {why.line}", soft_wrap=True)
         console.print(f"log: {why.log}", soft_wrap=True)

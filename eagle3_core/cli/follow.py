@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,13 +12,14 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from eagle3_core.cli.airflow_local import Api
+from eagle3_core.cli.airflow_local import AirflowError, Api
 from eagle3_core.jobs.files import COMMAND, ERROR, EXIT, PROGRESS, read_json
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import describe
 
 ENDED = ("success", "failed")
 _PLAIN_EVERY_S = 15.0
+_HEALTH_EVERY_S = 30.0
 _MARKS = {"success": "[green]done[/]", "running": "[cyan]running[/]", "failed": "[red]failed[/]",
           "up_for_retry": "[yellow]again soon[/]", "upstream_failed": "[dim]not reached[/]",
           "skipped": "[dim]skipped[/]"}  # fmt: skip
@@ -86,19 +87,32 @@ class Follower:
         self._said_at = 0.0
 
     def follow(self) -> str:
-        """Return the final state of the run."""
+        """Return the final state of the run.
+
+        Raises:
+            AirflowError: the API or the scheduler is gone.
+        """
         if not self._console.is_terminal:
             return self._until_ended(self._say_changes)
         with Live(console=self._console, refresh_per_second=4, transient=False) as live:
             return self._until_ended(lambda views: live.update(self._table(views)))
 
-    def _until_ended(self, show: Any) -> str:
+    def _until_ended(self, show: Callable[[list[StageView]], None]) -> str:
+        checked = time.monotonic()
         while True:
             state = str(self._api.get(self._path)["state"])
             show(stage_views(self.instances()))
             if state in ENDED:
                 return state
+            if time.monotonic() - checked > _HEALTH_EVERY_S:
+                checked = time.monotonic()
+                self._check_scheduler()
             time.sleep(1.0)
+
+    def _check_scheduler(self) -> None:
+        """Raise if no scheduler is at work: nothing would ever happen again."""
+        if self._api.get("monitor/health")["scheduler"]["status"] != "healthy":
+            raise AirflowError("Airflow's scheduler has not been heard of for a while")
 
     def instances(self) -> list[dict[str, Any]]:
         """Return all task instances of the run."""
