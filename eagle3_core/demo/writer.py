@@ -65,10 +65,11 @@ class Writer:
             Per prompt the answer's ids without <|im_end|>, or None where it had not ended in time.
         """
         with torch.inference_mode():
-            rows = self._sample(prompts)
+            rows = self.sample(prompts)
         return [row[: row.index(self.model.eos)] if self.model.eos in row else None for row in rows]
 
-    def _sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+    def sample(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
+        """Ids drawn for each prompt, whatever follows its <|im_end|> included."""
         padded = [[self.model.eos] * (self.prompt_tokens - len(ids)) + list(ids) for ids in prompts]
         self.start.copy_(torch.tensor([self.prompt_tokens - len(ids) for ids in prompts]))
         self._prefill(torch.tensor(padded, device=self.device))

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from eagle3_core.demo import corpus, prompts, target_files, train_target
+from eagle3_core.demo.smollm2 import SmolLM2
+from eagle3_core.demo.writer import Sampling, Writer
 
 TARGET = Path(prompts.__file__).with_name("target")
 CHAT = [
@@ -144,3 +146,42 @@ def test_the_learning_rate_warms_up_and_ends_at_nothing() -> None:
     assert rates[99] == max(rates) == 1.0
     assert rates[1000] == pytest.approx(0.0)
     assert rates[100:] == sorted(rates[100:], reverse=True)
+
+
+def test_the_writer_says_what_transformers_says_for_prompts_of_different_lengths() -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64,
+        hidden_size=24,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+        initializer_range=0.3,
+        rope_theta=100.0,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    model = LlamaForCausalLM(config).eval()
+    names = {
+        "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k",
+        "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate",
+        "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down",
+        "input_layernorm": "attn_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    weights = {"embed": model.model.embed_tokens.weight.data, "norm": model.model.norm.weight.data}
+    for i, layer in enumerate(model.model.layers):
+        weights |= {f"{i}.{ours}": layer.get_submodule(theirs).weight.data for theirs, ours in names.items()}
+    source = SmolLM2(weights, None, 2, 6, 2, 100.0, config.rms_norm_eps, eos=0)
+    writer = Writer(source, rows=3, prompt_tokens=9, sampling=Sampling(temperature=1e-4, max_tokens=70, enough=2.0))
+    prompts_ = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 2, 1], [11, 12, 13, 14, 15]]
+    for ids, drawn in zip(prompts_, writer.sample(prompts_), strict=True):
+        said = model.generate(torch.tensor([ids]), max_new_tokens=70, do_sample=False)[0, len(ids) :].tolist()
+        assert drawn == said
