@@ -1,4 +1,4 @@
-"""A root with everything the train stage reads: a tiny target, a feature set whose text can be learnt, a draft vocab."""
+"""A root with all that the train stage reads: a tiny target, features of a text that can be learnt, a draft vocab."""
 
 from __future__ import annotations
 
@@ -58,7 +58,8 @@ def make_inputs(base: Path, *, nproc: int = 2, **training: object) -> TrainingIn
     identity = target_fingerprint(base / "target")
     store = open_store(str(base / "root"))
     settings = {"learning_rate": 3e-3, "epochs": 30, "batch_tokens": 192, "row_tokens": 96, "ttt_steps": 3,
-                "precision": "float32", "validations": 3, "checkpoint_every_s": 0.2, "nproc": nproc, **training}  # fmt: skip
+                "precision": "float32", "validations": 3, "checkpoint_every_s": 0.2, "nproc": nproc,
+                **training}  # fmt: skip
     run = RunConfig.parse(
         {
             "target": {"model": str(base / "target"), "dtype": "float32"},

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle3_core.config import DrafterConfig
+from eagle3_core.errors import ConfigError, TargetError
+from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.target_weights import read_target_weights
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "intermediate_size": 12,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "vocab_size": 10,
+    "rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 4.0}, "rms_norm_eps": 1e-6,
+}  # fmt: skip
+
+
+def derive(config=CONFIG, **wanted):
+    return DrafterArchitecture.for_target(config, DrafterConfig(draft_vocab_size=16, **wanted), aux_layers=(1, 2, 3),
+                                          draft_vocab_size=6, target_sha256="0" * 64)  # fmt: skip
+
+
+def write(directory, config, tensors):
+    (directory / "config.json").write_text(json.dumps(config))
+    save_file(tensors, directory / "model.safetensors")
+    return directory
+
+
+def test_what_the_recipe_leaves_open_is_the_targets():
+    sizes = derive()
+    assert (sizes.intermediate_size, sizes.num_heads, sizes.num_kv_heads, sizes.head_dim) == (12, 4, 2, 2)
+    assert sizes.rope_parameters == {"rope_type": "linear", "factor": 4.0, "rope_theta": 5e5}
+    assert derive(intermediate_size=20, num_kv_heads=1).parameter_shapes()["layer.mlp.up_proj.weight"] == (20, 8)
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    with pytest.raises(ConfigError, match="set drafter.num_kv_heads too"):
+        derive(num_heads=3)
+    with pytest.raises(ConfigError, match="rope type 'longrope'"):
+        derive({**CONFIG, "rope_scaling": {"rope_type": "longrope"}})
+
+
+@pytest.mark.parametrize("setting", [
+    {"final_logit_softcapping": 30.0}, {"logits_scaling": 8.0}, {"model_type": "gemma3_text"},
+])  # fmt: skip
+def test_targets_whose_logits_are_not_head_times_state_are_refused(setting):
+    with pytest.raises(TargetError, match="not supported yet"):
+        derive({**CONFIG, **setting})
+
+
+def test_mrope_for_text_is_plain_rope():
+    sizes = derive({**CONFIG, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}})
+    assert sizes.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
+
+
+def test_weights_are_found_under_prefixes_and_tied_heads_are_the_embedding(tmp_path):
+    embedding, norm = torch.randn(10, 8), torch.randn(8)
+    tensors = {"model.language_model.embed_tokens.weight": embedding, "model.language_model.norm.weight": norm,
+               "model.language_model.layers.0.norm.weight": norm + 1, "model.visual.norm.weight": norm + 2}  # fmt: skip
+    found = read_target_weights(write(tmp_path, {**CONFIG, "tie_word_embeddings": True}, tensors))
+    assert torch.equal(found.head, embedding)
+    assert torch.equal(found.final_norm, norm)
+
+
+def test_an_untied_target_without_head_is_refused(tmp_path):
+    tensors = {"model.embed_tokens.weight": torch.randn(10, 8), "model.norm.weight": torch.randn(8)}
+    with pytest.raises(TargetError, match=r"expected lm_head.weight"):
+        read_target_weights(write(tmp_path, {**CONFIG, "tie_word_embeddings": False}, tensors))
+
+
+def test_a_quantised_head_is_refused(tmp_path):
+    tensors = {"model.embed_tokens.weight": torch.zeros(10, 8, dtype=torch.int8), "model.norm.weight": torch.randn(8)}
+    with pytest.raises(TargetError, match="original weights"):
+        read_target_weights(write(tmp_path, {**CONFIG, "tie_word_embeddings": True}, tensors))
