@@ -11,7 +11,7 @@ its backward pass hands the kernel the denominator of the whole softmax, so that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,7 +50,8 @@ def attend(
         values: The same.
     """
     if queries.device.type == "cpu" and queries.dtype == torch.float32:
-        out = _Merged.apply(queries, history.keys, history.values, history.documents, len(keys), *keys, *values)
+        merged: Callable[..., torch.Tensor] = _Merged.apply
+        out = merged(queries, history.keys, history.values, history.documents, len(keys), *keys, *values)
     else:
         out = dense(queries, history, keys, values)
     return out.transpose(0, 1).flatten(1)
@@ -76,7 +77,7 @@ def dense(
     return torch.cat(outputs, dim=1)
 
 
-class _Merged(torch.autograd.Function):  # type: ignore[misc]
+class _Merged(torch.autograd.Function):
     """See `merged` in the module's docstring."""
 
     @staticmethod

@@ -19,7 +19,7 @@ NORMAL_STD = 0.02
 Rope = tuple[torch.Tensor, torch.Tensor]
 
 
-class RmsNorm(nn.Module):  # type: ignore[misc]
+class RmsNorm(nn.Module):
     """RMS norm, computed in float32 whatever the precision around it."""
 
     def __init__(self, width: int, eps: float) -> None:
@@ -33,7 +33,7 @@ class RmsNorm(nn.Module):  # type: ignore[misc]
         return functional.rms_norm(states.float(), self.weight.shape, self.weight, self._eps).to(states.dtype)
 
 
-class Attention(nn.Module):  # type: ignore[misc]
+class Attention(nn.Module):
     """The projections; who attends to whom is the unroll's business."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
@@ -46,7 +46,7 @@ class Attention(nn.Module):  # type: ignore[misc]
         self.o_proj = nn.Linear(sizes.num_heads * width, D, bias=False)
 
 
-class Mlp(nn.Module):  # type: ignore[misc]
+class Mlp(nn.Module):
     """SwiGLU."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
@@ -62,7 +62,7 @@ class Mlp(nn.Module):  # type: ignore[misc]
         return out
 
 
-class Layer(nn.Module):  # type: ignore[misc]
+class Layer(nn.Module):
     """The one decoder layer."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
@@ -75,7 +75,7 @@ class Layer(nn.Module):  # type: ignore[misc]
         self.mlp = Mlp(sizes)
 
 
-class Eagle3Drafter(nn.Module):  # type: ignore[misc]
+class Eagle3Drafter(nn.Module):
     """The drafter. `embed_tokens` is the target's, frozen, and not part of the saved parameters."""
 
     embed_tokens: torch.Tensor
@@ -145,7 +145,8 @@ class Eagle3Drafter(nn.Module):  # type: ignore[misc]
 
     def _project(self, name: str, read: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
         weight = self._projection(name)[:, self.sizes.hidden_size :]
-        return (read + functional.linear(normed, weight)).unflatten(-1, (-1, self.sizes.head_dim)).transpose(0, 1)
+        out = read + functional.linear(normed, weight)
+        return out.view(len(out), -1, self.sizes.head_dim).transpose(0, 1)
 
     def _repeat(self, heads: torch.Tensor) -> torch.Tensor:
         """Let every query head have its own copy of the key or value head it shares."""

@@ -79,7 +79,7 @@ def _files_by_tensor(directory: Path) -> dict[str, Path]:
 
 def _read(directory: Path, files: Mapping[str, Path], name: str) -> torch.Tensor:
     with safe_open(files[name], framework="pt") as tensors:
-        tensor = tensors.get_tensor(name)
+        tensor: torch.Tensor = tensors.get_tensor(name)
     if not tensor.is_floating_point():
         raise TargetError(
             f"{directory}: {name} is {tensor.dtype}; a quantised head cannot teach, give the original weights"

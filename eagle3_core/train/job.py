@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -22,15 +22,15 @@ class Features(Samples, Protocol):
     """What training needs of a feature set: its index, and its samples one by one."""
 
     @property
-    def lengths(self) -> Sequence[int]:
+    def lengths(self) -> Iterable[Any]:
         """Return the tokens of each sample."""
 
     @property
-    def supervised(self) -> Sequence[int]:
+    def supervised(self) -> Iterable[Any]:
         """Return the answer tokens of each sample."""
 
     @property
-    def held_out(self) -> Sequence[bool]:
+    def held_out(self) -> Iterable[Any]:
         """Return whether each sample is kept for evaluation."""
 
     @property

@@ -102,6 +102,6 @@ def accumulate(
             sums.valid[step] += supervised.sum()
             sums.correct[step] += right.sum()
     if len(chains.rows):
-        loss.backward()
+        torch.autograd.backward([loss])
     sums.add("chains", len(chains.rows))
     sums.add("loss", loss.detach())

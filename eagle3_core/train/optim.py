@@ -114,7 +114,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def views(flat: torch.Tensor, model: nn.Module) -> dict[str, torch.Tensor]:
     """Return the part of a flat buffer that belongs to each trainable parameter, in its shape."""
     parameters = trainable(model)
-    parts = flat.split([parameter.numel() for parameter in parameters.values()])
+    parts = torch.split(flat, [parameter.numel() for parameter in parameters.values()])
     return {name: part.view_as(parameter) for (name, parameter), part in zip(parameters.items(), parts, strict=True)}
 
 
