@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ from eagle3_core.runner import freeze
 from eagle3_core.storage import find, load, open_store
 
 SMALL = {
-    "data.max_prompts": 40, "data.held_out_fraction": 0.2, "data.max_new_tokens": 32, "data.chunk_prompts": 16,
-    "data.max_sample_tokens": 256, "capture.shard_tokens": 512, "drafter.min_coverage": 0.3,
+    "data.max_prompts": 24, "data.held_out_fraction": 0.2, "data.max_new_tokens": 16, "data.chunk_prompts": 16,
+    "data.max_sample_tokens": 256, "capture.shard_tokens": 256, "drafter.min_coverage": 0.05,
 }  # fmt: skip
 
 
@@ -82,10 +83,18 @@ def planned(tmp_path_factory):
     return run
 
 
-def test_a_killed_capture_leaves_no_process_and_nothing_committed_is_captured_again(planned):
+@dataclass(frozen=True)
+class Killed:
+    """A run whose capture was killed and then finished, and what was there when it was killed."""
+
+    run: Run
+    kept: set[str]
+    written: dict[Path, int]
+
+
+@pytest.fixture(scope="module")
+def killed(planned):
     plan = planned.refs[Kind.SHARD_PLAN]
-    shards = plan.facts["num_shards"]
-    assert shards >= 3
     process, directory = planned.start("capture", 0)
     wait_until(
         lambda: find(planned.store, capture_key(plan, 0)) is not None or process.poll() is not None, 500, "a shard"
@@ -93,21 +102,27 @@ def test_a_killed_capture_leaves_no_process_and_nothing_committed_is_captured_ag
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not processes_of(directory), 20, "the engine to die with its capture")
-    kept = [finding.manifest_sha256 for finding in inspect(planned.store, plan) if finding.state == "ok"]
-    assert kept
+    kept = {finding.manifest_sha256 for finding in inspect(planned.store, plan) if finding.state == "ok"}
     written = {path: path.stat().st_mtime_ns for path in planned.root.glob("capture/*/*/manifest.json")}
-    for index in range(shards):
+    for index in range(plan.facts["num_shards"]):
         planned.run("capture", index)
-    after = inspect(planned.store, plan)
-    assert [finding.state for finding in after] == ["ok"] * shards
-    assert set(kept) <= {finding.manifest_sha256 for finding in after}
-    assert all(path.stat().st_mtime_ns == at for path, at in written.items())
-    planned.run("seal")
+    return Killed(planned, kept, written)
 
 
-def test_the_feature_set_holds_every_sample_once_with_the_states_transformers_computes(planned):
+def test_what_a_killed_capture_had_committed_is_not_captured_again(killed):
+    plan = killed.run.refs[Kind.SHARD_PLAN]
+    assert plan.facts["num_shards"] >= 3
+    assert killed.kept
+    findings = inspect(killed.run.store, plan)
+    assert [finding.state for finding in findings] == ["ok"] * plan.facts["num_shards"]
+    assert killed.kept <= {finding.manifest_sha256 for finding in findings}
+    assert all(path.stat().st_mtime_ns == at for path, at in killed.written.items())
+
+
+def test_the_feature_set_holds_every_sample_once_with_the_states_transformers_computes(killed):
     from transformers import AutoModelForCausalLM
 
+    planned = killed.run
     features = FeatureSet.open(planned.store, planned.run("seal"))
     answers = {answer.id: answer for answer in read_corpus(load(planned.store, planned.refs[Kind.CORPUS]))}
     assert sorted(features.sample_ids) == sorted(answers)
@@ -124,7 +139,8 @@ def test_the_feature_set_holds_every_sample_once_with_the_states_transformers_co
         assert torch.allclose(sample.last_hidden_state, out.last_hidden_state[0], rtol=1e-3, atol=1e-3)
 
 
-def test_a_committed_shard_is_returned_without_importing_torch(planned):
+def test_a_committed_shard_is_returned_without_importing_torch(killed):
+    planned = killed.run
     inputs = json.dumps({"shard_plan": planned.refs[Kind.SHARD_PLAN].model_dump(mode="json")})
     code = (
         "import sys; from eagle3_core.__main__ import main\n"
