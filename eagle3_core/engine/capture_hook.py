@@ -84,7 +84,7 @@ def _spool_batch(input_ids: Any, last: Any, aux: Any, batch: Any) -> None:
     rows = (input_ids.shape[0], packed.shape[0], last.shape[0])
     if len(batch.rids) != len(extends) or rows != (total, total, total):
         raise CaptureMismatchError(
-            f"expected {total} rows for {len(batch.rids)} requests, found ids/aux/last {rows} and {len(extends)} lengths"
+            f"expected {total} rows for {len(batch.rids)} requests, found ids/aux/last {rows}, {len(extends)} lengths"
         )
     if not _writes():
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     pass
 
 
@@ -41,7 +41,7 @@ def resolve(argv: list[str]) -> dict[str, Any]:
     actions = _actions()
     wrong = unknown_flags(argv, [option for action in actions for option in action.option_strings])
     if wrong:
-        raise _Refused(wrong)
+        raise _RefusedError(wrong)
     register()
     arguments = prepare_server_args(argv)
     if hasattr(arguments, "resolve_once"):
@@ -63,7 +63,7 @@ def main(report: str, argv: list[str]) -> int:
     """Write `{"resolved": ...}` or `{"error": one line}` to the report; return an exit status."""
     try:
         answer: dict[str, Any] = {"resolved": resolve(argv)}
-    except _Refused as error:
+    except _RefusedError as error:
         answer = {"error": str(error)}
     except SystemExit:
         answer = {"error": f"SGLang's argument parser refused {' '.join(argv)}"}

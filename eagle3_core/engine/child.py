@@ -1,4 +1,6 @@
-"""The server process: dies with its parent, then becomes SGLang. Run as `python -m eagle3_core.engine.child PPID ARGV...`.
+"""The server process: dies with its parent, then becomes SGLang.
+
+Run as `python -m eagle3_core.engine.child PPID ARGV...`.
 
 The death signal is set by the child itself: a hook between fork and exec is not safe in a process with threads.
 """

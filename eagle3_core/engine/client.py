@@ -130,7 +130,9 @@ class EngineClient:
         meta = reply["meta_info"]
         reason = (meta.get("finish_reason") or {}).get("type")
         if reason not in ("stop", "length"):
-            raise EngineError(f"prompt {index}: expected it to finish by stop or length, found {meta.get('finish_reason')}")
+            raise EngineError(
+                f"prompt {index}: expected it to finish by stop or length, found {meta.get('finish_reason')}"
+            )
         completion = int(meta["completion_tokens"])
         verify = meta.get("spec_verify_ct")
         if verify is None and self._speculating and completion <= 1:
@@ -144,7 +146,9 @@ class EngineClient:
             completion_tokens=completion,
             cached_tokens=int(meta.get("cached_tokens", 0)),
             spec_verify_ct=None if verify is None else int(verify),
-            spec_accept_histogram=tuple(int(count) for count in histogram) if histogram else (() if verify == 0 else None),
+            spec_accept_histogram=tuple(int(count) for count in histogram)
+            if histogram
+            else (() if verify == 0 else None),
             latency_s=time.monotonic() - started,
         )
 
@@ -178,7 +182,9 @@ class EngineClient:
         reply = self._post("/generate", request, f"sample {index} ({len(input_ids)} tokens)")
         cached = int(reply["meta_info"].get("cached_tokens", 0))
         if cached:
-            raise CaptureMismatchError(f"sample {index}: expected no cached tokens, found {cached}; is the radix cache on?")
+            raise CaptureMismatchError(
+                f"sample {index}: expected no cached tokens, found {cached}; is the radix cache on?"
+            )
         return spooled.take(spool, rid, index, input_ids, width=None)
 
     # ---------------------------------------------------------------------------------------------------------- state

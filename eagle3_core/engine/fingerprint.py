@@ -1,4 +1,4 @@
-"""Which engine made an artifact: SGLang's version, the code of it that we hook, and our own hooks. Imports nothing heavy."""
+"""Which engine made an artifact: SGLang's version, the code of it that we hook, and our own hooks. Light."""
 
 from __future__ import annotations
 

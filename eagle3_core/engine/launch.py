@@ -27,20 +27,28 @@ Mode = Literal["serve", "speculate", "capture"]
 CPU_SITE = Path(__file__).parent / "cpu_site"
 
 _DEVICE_ARGS: dict[Device, tuple[str, ...]] = {
-    "cpu": ("--attention-backend", "intel_amx", "--sampling-backend", "pytorch", "--disable-cuda-graph"),
+    # Overlapping scheduler and device gains nothing where both are the same cores, and SGLang's EAGLE refuses it there.
+    # An idle scheduler would otherwise spin, at the cost of whoever shares the machine.
+    "cpu": (
+        "--attention-backend", "intel_amx", "--sampling-backend", "pytorch", "--grammar-backend", "none",
+        "--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle",
+        "--load-snapshot-publish-interval", "1000",
+    ),
     "cuda": ("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "{max_running_requests}"),
-}
+}  # fmt: skip
 _CAPTURE_ARGS: dict[Device, tuple[str, ...]] = {
-    "cpu": ("--disable-radix-cache", "--disable-overlap-schedule"),
+    "cpu": ("--disable-radix-cache",),
     "cuda": (
         "--disable-radix-cache",
         "--disable-overlap-schedule",
         "--disable-prefill-cuda-graph",
         "--disable-decode-cuda-graph",
     ),
-}
+}  # fmt: skip
 # SGLang reserves a share of all memory on a CPU unless told a number.
 _CPU_TOTAL_TOKENS = 16384
+# A forward pass of a smaller target is all overhead: a second thread made it five times slower on two shared cores.
+_SMALLEST_SHARED_WIDTH = 384
 # SGLang keeps some positions of the context for itself and refuses longer prompts.
 _CONTEXT_HEADROOM = 16
 
@@ -76,7 +84,9 @@ class LaunchPlan:
         """
         for name in ("config.json", "model.safetensors"):
             if not (drafter / name).is_file():
-                raise EngineArgsError(f"{drafter}: expected {name} of an exported drafter, found none; run export first")
+                raise EngineArgsError(
+                    f"{drafter}: expected {name} of an exported drafter, found none; run export first"
+                )
         device, model = resolve_device(serving.device), read_model_config(target)
         return cls("speculate", target, dtype, device, serving, drafter=drafter, shape=shape, model=model)
 
@@ -132,8 +142,12 @@ class LaunchPlan:
             return min(longest, self.max_sample_tokens) + _CONTEXT_HEADROOM
         return longest
 
+    @property
+    def _hidden_size(self) -> int:
+        return int(self.model.get("hidden_size") or _SMALLEST_SHARED_WIDTH)
+
     def environment(self, threads: int, spool: Path | None = None) -> dict[str, str]:
-        """Return the variables this plan needs beside the caller's own."""
+        """Return the variables this plan needs beside the caller's own; `threads` is an upper bound on a CPU."""
         values = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
         # SGLang renames its processes; their environment must stay readable for whoever looks for leftovers.
         values["SPT_NOENV"] = "1"
@@ -142,7 +156,7 @@ class LaunchPlan:
                 "SGLANG_USE_CPU_ENGINE": "1",
                 plugin.CPU_SITE: "1",
                 "TORCHDYNAMO_DISABLE": "1",
-                "OMP_NUM_THREADS": str(threads),
+                "OMP_NUM_THREADS": str(threads if self._hidden_size >= _SMALLEST_SHARED_WIDTH else 1),
                 # SGLang then imports these models first, and all others only for a class that is not among them.
                 "SGLANG_EXTERNAL_MODEL_PACKAGE": "eagle3_models",
                 "CUDA_VISIBLE_DEVICES": "",
@@ -224,7 +238,9 @@ def read_model_config(target: Path) -> Mapping[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EngineArgsError(f"{path}: expected the target's configuration, found {error}; check target.model") from error
+        raise EngineArgsError(
+            f"{path}: expected the target's configuration, found {error}; check target.model"
+        ) from error
     text: Mapping[str, Any] = config.get("text_config") or config
     return {**text, "architectures": config.get("architectures", [])}
 

@@ -1,7 +1,7 @@
 """Which number SGLang wants for "the output of decoder layer i". The one place that knows.
 
-SGLang records a hidden state when it ENTERS a layer ("boundary"), so the output of layer i is boundary i + 1. The ids it
-is given, by flag, by call or in a drafter's `eagle_config`, are turned into boundaries by a rule of the model class.
+SGLang records a hidden state when it ENTERS a layer ("boundary"), so the output of layer i is boundary i + 1. The ids
+it is given, by flag, by call or in a drafter's `eagle_config`, are turned into boundaries by a rule of the model class.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def _keep_cpu_backend() -> None:
 
 
 def _start_fast() -> None:
-    """Fork scheduler and detokenizer instead of spawning them: on a CPU a start is all imports, and no CUDA forbids it."""
+    """Fork scheduler and detokenizer, do not spawn them: on a CPU a start is all imports, and no CUDA forbids it."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     HookRegistry.register(SET_ENVIRONMENT, _fork_children, HookType.AFTER)

@@ -1,4 +1,4 @@
-"""Run one SGLang server as a context manager: it is ready when it has really generated, and gone when the block ends."""
+"""Run one SGLang server as a context manager: ready when it has really generated, gone when the block ends."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ class SglangServer:
         self.effective = info
 
     def _watch(self, pids: list[int]) -> None:
-        """Turn the death of any of the server's processes into the death of all: requests in flight then fail at once."""
+        """Turn the death of one of the server's processes into the death of all: requests in flight then fail at once."""
         while not self._closing.wait(_WATCH_S):
             gone = [pid for pid in pids if not processes.alive(pid)]
             if gone and not self._closing.is_set():

@@ -132,9 +132,7 @@ def greedy(target: Path) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def drafter(greedy: list[list[int]], tmp_path_factory: pytest.TempPathFactory) -> Path:
     counted = Counter(token for answer in greedy for token in answer)
-    return make_drafter(
-        tmp_path_factory.mktemp("drafter") / "model", [token for token, _ in counted.most_common(24)]
-    )
+    return make_drafter(tmp_path_factory.mktemp("drafter") / "model", [token for token, _ in counted.most_common(24)])
 
 
 def test_greedy_answers_equal_transformers_alone_and_in_a_batch(target, greedy, tmp_path):
@@ -148,7 +146,7 @@ def test_greedy_answers_equal_transformers_alone_and_in_a_batch(target, greedy, 
             alone = client.generate_all(prompts()[:2], SAMPLING, concurrency=1)
             with pytest.raises(EngineArgsError, match="SGLang refuses"):
                 client.generate_all([[3] * 300], SAMPLING)
-            with pytest.raises(EngineArgsError, match="LaunchPlan.capture"):
+            with pytest.raises(EngineArgsError, match=r"LaunchPlan\.capture"):
                 next(client.capture([[3]]))
     assert [answer.output_ids for answer in together] == greedy
     assert [answer.output_ids for answer in alone] == greedy[:2]

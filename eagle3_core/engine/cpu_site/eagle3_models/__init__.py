@@ -1,1 +1,1 @@
-"""The models that SGLang registers at once on a CPU: importing all of its models takes longer than the rest of a start."""
+"""The models that SGLang registers at once on a CPU: importing all of them takes longer than all else."""

@@ -1,7 +1,7 @@
 """What SGLang 0.5.23 calls in its compiled CPU kernels, in plain PyTorch, for CPUs without AMX.
 
 On PYTHONPATH only while SGLang runs on a CPU (`engine/launch.py` puts it there). SGLang's `intel_amx` attention backend
-is the one CPU backend with EAGLE variants; it reaches its kernels through `torch.ops.sgl_kernel` and `import sgl_kernel`.
+is the one CPU backend with EAGLE variants; it reaches its kernels by `torch.ops.sgl_kernel` and `import sgl_kernel`.
 Exact for what it covers: paged attention of Llama-like models, draft trees, greedy verification. What it does not cover
 raises, by name.
 """

@@ -121,7 +121,9 @@ def _extend_plan(req_to_token, req_pool_indices, seq_lens, extend_seq_lens, tree
     plan, start = [], 0
     for index, (prefix, extend) in enumerate(zip(prefixes, extends, strict=True)):
         if extend:
-            mask = None if prefix == 0 and trees is None and window <= 0 else _visible(prefix, extend, window, is_causal)
+            mask = (
+                None if prefix == 0 and trees is None and window <= 0 else _visible(prefix, extend, window, is_causal)
+            )
             if trees is not None:
                 mask[:, prefix:] = trees[index]
             cache_rows = req_to_token[pool[index], : lengths[index]].long().unsqueeze(0)

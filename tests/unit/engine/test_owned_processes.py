@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+
+from eagle3_core.engine import processes
+
+SLEEP = "import time; time.sleep(600)"
+
+
+def gone(pid: int, within_s: float = 20.0) -> bool:
+    deadline = time.monotonic() + within_s
+    while processes.alive(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not processes.alive(pid)
+
+
+def test_every_marked_process_is_found_and_ended_whatever_its_session():
+    mark = uuid.uuid4().hex
+    environment = os.environ | {processes.MARK: mark}
+    started = [
+        subprocess.Popen([sys.executable, "-c", SLEEP], env=environment, start_new_session=session)
+        for session in (False, True)
+    ]
+    deadline = time.monotonic() + 20
+    while len(processes.marked(mark)) < 2 and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert processes.marked(mark) == sorted(process.pid for process in started)
+    assert processes.kill_marked(mark) == []
+    assert [process.wait() for process in started] == [-signal.SIGKILL] * 2
+
+
+def test_a_zombie_counts_as_dead():
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    assert gone(process.pid)
+    process.wait()
+
+
+def test_the_server_process_dies_with_a_killed_parent():
+    """The parent starts a child that ties itself to it, tells its pid, and is then killed the hard way."""
+    child = f"import os; from eagle3_core.engine.child import die_with_parent; die_with_parent(os.getppid()); {SLEEP}"
+    parent = (
+        "import subprocess, sys, time; "
+        f"p = subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(2); print(p.pid, flush=True); {SLEEP}"
+    )
+    with subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        pid = int(process.stdout.readline())
+        assert processes.alive(pid)
+        process.kill()
+    assert gone(pid)
+
+
+def test_a_free_port_is_one_nobody_listens_on():
+    assert not processes.listening(processes.free_port())
