@@ -180,7 +180,7 @@ class SglangServer:
         self.effective = info
 
     def _watch(self, pids: list[int]) -> None:
-        """Turn the death of one of the server's processes into the death of all: requests in flight then fail at once."""
+        """Turn the death of one of the server's processes into that of all: requests in flight then fail at once."""
         while not self._closing.wait(_WATCH_S):
             gone = [pid for pid in pids if not processes.alive(pid)]
             if gone and not self._closing.is_set():

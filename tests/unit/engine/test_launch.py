@@ -9,7 +9,8 @@ from eagle3_core.config.evaluation import DraftShape
 from eagle3_core.config.serving import ServingConfig
 from eagle3_core.engine import plugin
 from eagle3_core.engine.check_args import unknown_flags
-from eagle3_core.engine.launch import CPU_SITE, LaunchPlan, compare_effective, override
+from eagle3_core.engine.flags import override
+from eagle3_core.engine.launch import CPU_SITE, LaunchPlan, compare_effective
 from eagle3_core.errors import EngineArgsError
 
 CPU = ServingConfig(device="cpu", max_running_requests=8)
