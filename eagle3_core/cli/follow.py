@@ -14,6 +14,7 @@ from rich.table import Table
 
 from eagle3_core.cli.airflow_local import AirflowError, Api
 from eagle3_core.jobs.files import COMMAND, ERROR, EXIT, PROGRESS, read_json
+from eagle3_core.jobs.supervisor import TERMINATED
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import describe
 
@@ -40,8 +41,8 @@ class StageView:
         for state in ("failed", "running", "up_for_retry", "upstream_failed"):
             if state in self.states:
                 return state
-        if self.states and all(state in ("success", "skipped") for state in self.states):
-            return "success"
+        if self.states and set(self.states) <= {"success", "skipped"}:
+            return "success" if "success" in self.states else "skipped"
         return "waiting"
 
     @property
@@ -184,6 +185,8 @@ def failure(api: Api, run_path: str, instances: Iterable[Mapping[str, Any]], dir
     job = newest_job(directory, task, index) if task in STAGES else None
     if job is not None and (error := read_json(job / ERROR)) is not None:
         return Failure(title, f"[{error['type']}] {error['message']}", str(job / "log"))
+    if job is not None and (read_json(job / EXIT) or {}).get("code") == TERMINATED:
+        return Failure(title, "ended on request: marked failed, or Airflow was stopped", str(job / "log"))
     line = _logged_error(api, f"{run_path}/taskInstances/{task}", first) or "see the log"
     return Failure(title, line, str(job / "log" if job else home / "logs"))
 

@@ -33,6 +33,7 @@ def test_a_mapped_stage_counts_its_elements():
     ("states", "shown"),
     [
         (["success", "skipped"], "success"),
+        (["skipped"], "skipped"),
         (["success", None], "waiting"),
         (["success", "up_for_retry"], "up_for_retry"),
         (["running", "failed"], "failed"),
