@@ -22,7 +22,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## Build .venvs/airflow and .venvs/engine from the locks (a second run does nothing)
-	@docker/install.sh airflow & airflow=$$!; docker/install.sh engine && wait $$airflow
+	@docker/install.sh airflow & airflow=$$!; status=0; docker/install.sh engine || status=$$?; wait $$airflow && exit $$status
 
 demo: setup ## Prompts to a served drafter, through Airflow (TARGET=directory|smollm2 PROMPTS=file)
 	@exec $(AIRFLOW)/eagle3 demo $(if $(TARGET),--target '$(TARGET)') $(if $(PROMPTS),--prompts '$(PROMPTS)')
