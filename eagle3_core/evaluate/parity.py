@@ -19,7 +19,10 @@ MAX_LOGIT_DIFFERENCE = 1e-3
 MIN_ARGMAX_AGREEMENT = 0.999
 MAX_TAU_DIFFERENCE = 0.01
 MIN_CONTROL_LOSS = 0.10
-"""A deliberate mistake must cost more than this share of tau; else the gate could not see an accidental one."""
+"""A deliberate mistake must cost more than this share of what the drafter gains, tau - 1: the bonus token of a verify
+pass cannot be lost. Else the gate could not see an accidental mistake."""
+MIN_GAIN = 0.1
+"""Below this gain there is nothing to lose."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def trained_logits(network: Eagle3Drafter) -> Logits:
 
 
 class Parity(Section):
-    """The figures; `losses` is the share of tau each negative control cost."""
+    """The figures; `losses` is the share of the gain, tau - 1, that each negative control cost."""
 
     depth: int
     samples: int
@@ -96,8 +99,9 @@ def compare(
         trained_walks.append(_walk(reference.proposals(theirs), right, max_tokens))
         export_walks.append(_drafted(reference, sample, depth, max_tokens))
     tau = _tau(export_walks)
+    gain = max(tau - 1, torch.finfo(torch.float32).tiny)
     losses = {
-        name: 1 - _tau([_drafted(wrong, mistake(sample), depth, max_tokens) for sample in samples]) / tau
+        name: (tau - _tau([_drafted(wrong, mistake(sample), depth, max_tokens) for sample in samples])) / gain
         for name, wrong, mistake in controls(reference)
     }
     return Parity(
@@ -142,11 +146,13 @@ def require(parity: Parity, validation_tau: float | None = None) -> None:
         if tau is not None and abs(parity.tau_export - tau) > MAX_TAU_DIFFERENCE * tau:
             raise ParityError(f"tau at depth {parity.depth}: {parity.tau_export:.4f} from the export, {tau:.4f} from "
                               f"the {name}, expected at most {MAX_TAU_DIFFERENCE:.0%} apart")  # fmt: skip
+    gain = parity.tau_export - 1
     for name, loss in parity.losses.items():
-        if not loss > MIN_CONTROL_LOSS:
+        if gain < MIN_GAIN or not loss > MIN_CONTROL_LOSS:
             raise ParityError(
-                f"the gate has no power: with {name} tau {parity.tau_export:.3f} loses {loss:.1%}, expected more than "
-                f"{MIN_CONTROL_LOSS:.0%}; a drafter this weak cannot be told from a broken one, train it longer"
+                f"the gate has no power: with {name} tau {parity.tau_export:.3f} loses {loss:.1%} of its gain of "
+                f"{gain:.3f}, expected more than {MIN_CONTROL_LOSS:.0%} of at least {MIN_GAIN:g}; a drafter this weak "
+                "cannot be told from a broken one, train it longer"
             )
 
 

@@ -26,10 +26,10 @@ def test_a_faithful_export_passes_and_drafts_as_the_trained_drafter_does(world):
     assert 2.0 < parity.tau_export < 4.0
 
 
-def test_each_deliberate_mistake_costs_more_than_a_tenth_of_tau(world):
+def test_each_deliberate_mistake_costs_more_than_a_tenth_of_the_gain(world):
     losses = measure(world, world.reference()).losses
     assert set(losses) == {"lm_head zeroed", "d2t absolute", "ids shifted by one", "aux layers permuted"}
-    assert min(losses.values()) > 2 * MIN_CONTROL_LOSS
+    assert min(losses.values()) > 5 * MIN_CONTROL_LOSS
 
 
 def test_the_reference_agrees_with_the_trained_network_on_random_weights_at_every_step(world):
@@ -85,6 +85,14 @@ def test_a_drafter_too_weak_to_be_told_from_a_broken_one_fails_the_gate(world):
     world.own["lm_head.weight"] = torch.zeros_like(world.own["lm_head.weight"])
     with pytest.raises(ParityError, match="no power"):
         require(measure(world, world.reference()))
+
+
+@pytest.mark.parametrize(("tau", "loss"), [(1.05, 0.9), (2.5, 0.05)], ids=["nothing to lose", "nothing lost"])
+def test_a_control_that_costs_nothing_worth_losing_fails_the_gate(world, tau, loss):
+    parity = measure(world, world.reference())
+    weak = parity.model_copy(update={"tau_export": tau, "tau_trainer": tau, "losses": {"lm_head zeroed": loss}})
+    with pytest.raises(ParityError, match="no power: with lm_head zeroed"):
+        require(weak)
 
 
 def test_another_tau_than_the_trainer_wrote_fails_the_gate(world):
