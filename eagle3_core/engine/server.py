@@ -27,6 +27,20 @@ from eagle3_core.errors import EngineDiedError, EngineError, EngineStartError
 # A GPU server gets time to end by itself; a CPU server has nothing to give back, and SGLang drains in steps of 5 s.
 _GRACE_S = {"cuda": 10.0, "cpu": 0.5}
 _WATCH_S = 0.25
+_SPOOL = "eagle3-spool-"
+_SPOOL_ROOM_BYTES = 1 << 30
+
+
+def make_spool(memory: Path, disk: Path) -> Path:
+    """Return a fresh spool in memory where there is room, else on disk; spools of killed processes are removed first."""
+    room = memory.is_dir() and os.access(memory, os.W_OK)
+    base = memory if room and shutil.disk_usage(memory).free > _SPOOL_ROOM_BYTES else disk
+    base.mkdir(parents=True, exist_ok=True)
+    for left in base.glob(f"{_SPOOL}*"):
+        owner = left.name.removeprefix(_SPOOL).split("-")[0]
+        if owner.isdigit() and not processes.alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{_SPOOL}{os.getpid()}-", dir=base))
 
 
 class SglangServer:
@@ -117,9 +131,7 @@ class SglangServer:
     def _start(self) -> None:
         self._port = processes.free_port()
         if self.plan.mode == "capture":
-            base = Path("/dev/shm")
-            room = base.is_dir() and os.access(base, os.W_OK) and shutil.disk_usage(base).free > 1 << 30
-            self._spool = Path(tempfile.mkdtemp(prefix="eagle3-spool-", dir=base if room else self.log.parent))
+            self._spool = make_spool(Path("/dev/shm"), self.log.parent)
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import time
 import uuid
 
 from eagle3_core.engine import processes
+from eagle3_core.engine.server import make_spool
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -57,3 +58,14 @@ def test_the_server_process_dies_with_a_killed_parent():
 
 def test_a_free_port_is_one_nobody_listens_on():
     assert not processes.listening(processes.free_port())
+
+
+def test_a_new_spool_removes_those_of_dead_processes_only(tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    dead, living = tmp_path / f"eagle3-spool-{ended.pid}-x", tmp_path / f"eagle3-spool-{os.getppid()}-y"
+    for directory in (dead, living):
+        directory.mkdir()
+        (directory / "file").touch()
+    spool = make_spool(tmp_path / "no-memory", tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([spool, living])
