@@ -35,7 +35,7 @@ class Root:
     """The artifacts of one training, and a way to run later stages on them."""
 
     def __init__(self, base):
-        self.base, inputs = base, make_inputs(base, nproc=1, epochs=30, checkpoint_every_s=600)
+        self.base, inputs = base, make_inputs(base, epochs=30, checkpoint_every_s=600)
         self.store = open_store(str(inputs.root))
         self.run = RunConfig.parse(json.loads(self.store.read_bytes(inputs.run_key)), "run")
         self.refs: dict[str, Ref] = {**inputs.inputs, "checkpoint": finish(inputs, base / "job")}
