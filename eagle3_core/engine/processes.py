@@ -50,6 +50,18 @@ def kill_marked(value: str, within_s: float = 5.0) -> list[int]:
         time.sleep(0.05)
 
 
+def shared_memory(pids: list[int], prefix: str) -> set[Path]:
+    """Return the files in shared memory with this name prefix that the processes have mapped."""
+    found = set()
+    for pid in pids:
+        try:
+            maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+        found |= {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if f"/dev/shm/{prefix}" in line}
+    return found
+
+
 def free_port() -> int:
     """Return a loopback port that nobody listens on."""
     with socket.socket() as probe:

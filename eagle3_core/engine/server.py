@@ -32,7 +32,7 @@ _SPOOL_ROOM_BYTES = 1 << 30
 
 
 def make_spool(memory: Path, disk: Path) -> Path:
-    """Return a fresh spool in memory where there is room, else on disk; spools of killed processes are removed first."""
+    """Return a fresh spool, in memory where there is room, else on disk; remove those of killed processes first."""
     room = memory.is_dir() and os.access(memory, os.W_OK)
     base = memory if room and shutil.disk_usage(memory).free > _SPOOL_ROOM_BYTES else disk
     base.mkdir(parents=True, exist_ok=True)
@@ -212,6 +212,7 @@ class SglangServer:
         """End every process; return what is left, empty for nothing."""
         self._closing.set()
         process = self._process
+        segments = processes.shared_memory(self.pids, "sglang_loads_")
         if process is not None and not kill and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
@@ -219,6 +220,9 @@ class SglangServer:
             except subprocess.TimeoutExpired:
                 self._on_phase("engine: ending SGLang")
         left = processes.kill_marked(self._mark)
+        for segment in segments:
+            # SGLang unlinks it only after a drain that would take 5 s.
+            segment.unlink(missing_ok=True)
         if process is not None:
             process.wait()
         if self._watcher is not None:
