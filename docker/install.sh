@@ -48,7 +48,7 @@ find_python() {
             echo "$python" && return
         fi
     done
-    fail "expected Python 3.11 or 3.12 as python3, found $("${PYTHON:-python3}" --version 2>&1 || echo none); install one or say make PYTHON=..."
+    fail "expected Python 3.11 or 3.12 as python3, found $({ "${PYTHON:-python3}" --version || echo none; } 2>/dev/null); install one or say make PYTHON=..."
 }
 
 # Usage: pip_install COUNT LABEL ARGUMENTS...; prints a line every forty packages, because the downloads take minutes.
