@@ -57,9 +57,9 @@ def run_torchrun(request: TrainRequest, nproc: int) -> Outcome:
 
 
 def environment(nproc: int) -> dict[str, str]:
-    """Return the environment of torchrun: cores shared out among ranks, gloo on the loopback."""
+    """Return the environment of torchrun: gloo on the loopback, cores shared out among ranks unless the user did."""
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
-    return {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": str(threads)}
+    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads), **os.environ}
 
 
 def diagnose(reports: Sequence[dict[str, Any]], lines: Sequence[str], code: int) -> Eagle3Error:

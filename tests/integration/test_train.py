@@ -24,7 +24,8 @@ RESUME = 76
 
 def start(inputs, job):
     job.mkdir(exist_ok=True)
-    environment = {**os.environ, "EAGLE3_JOB_DIR": str(job)}
+    # One thread a rank: spinning threads of tiny products would wait for each other more than they work.
+    environment = {**os.environ, "EAGLE3_JOB_DIR": str(job), "OMP_NUM_THREADS": "1"}
     with (job / "log").open("ab") as log:
         command = [sys.executable, "-m", "eagle3_core", *inputs.arguments()]
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)

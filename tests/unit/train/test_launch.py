@@ -33,8 +33,11 @@ def test_the_cause_is_named_in_one_line_with_what_helps(reports, lines, code, ex
     assert "\n" not in str(error)
 
 
-def test_ranks_share_the_cores_out_and_the_rendezvous_stays_local():
+def test_ranks_share_the_cores_out_and_the_rendezvous_stays_local(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert environment(100000)["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert environment(100000)["OMP_NUM_THREADS"] == "3"
     arguments = torchrun_arguments(2, "request.json", 7)
     assert arguments[arguments.index("--local-addr") + 1] == "127.0.0.1"
     assert arguments[-2:] == ("7", "request.json")
