@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
@@ -20,6 +20,12 @@ RETRIES = 3
 
 class Watcher(Protocol):
     """Sees what happens; the command line draws it."""
+
+    def __enter__(self) -> Self:
+        """Start drawing."""
+
+    def __exit__(self, *_: object) -> None:
+        """Stop drawing."""
 
     def started(self, title: str) -> None:
         """A job is about to start or be re-joined."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -30,7 +30,7 @@ class ConsoleWatcher:
             transient=True,
         )
 
-    def __enter__(self) -> ConsoleWatcher:
+    def __enter__(self) -> Self:
         """Start drawing."""
         if self._console.is_terminal:
             self._bar.start()

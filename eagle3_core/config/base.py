@@ -7,12 +7,12 @@ import hashlib
 import json
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 
 from eagle3_core.errors import ConfigError
 
-NOT_IDENTITY = {"identity": False}
+NOT_IDENTITY: dict[str, JsonValue] = {"identity": False}
 """`json_schema_extra` of a field that says where or how, not what: it does not enter content names."""
 
 

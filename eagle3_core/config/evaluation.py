@@ -65,6 +65,12 @@ class EvaluationConfig(Section):
             raise ValueError(f"primary {self.primary} is not among the shapes {[s.name for s in self.shapes]}")
         return self
 
+    @model_validator(mode="after")
+    def _primary_is_a_chain(self) -> Self:
+        if self.primary_shape.topk != 1:
+            raise ValueError(f"primary {self.primary}: expected a chain (topk 1), whose acceptance the trainer predicts")
+        return self
+
     @property
     def primary_shape(self) -> DraftShape:
         """Return the shape that decides."""

@@ -10,9 +10,11 @@ from eagle3_core.pipeline import STAGES
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(path for top in ("eagle3_core", "operators", "dags") for path in (ROOT / top).rglob("*.py"))
 MODULE_LINES, FUNCTION_LINES = 300, 50
+WIRING_LINES = 60
+"""A DAG is one function by design; it may be a little longer."""
 
 
-def oversized(source: str) -> list[str]:
+def oversized(source: str, function_lines: int = FUNCTION_LINES) -> list[str]:
     """Return what in a module is over its budget."""
     found = []
     if source.count("\n") > MODULE_LINES:
@@ -20,14 +22,15 @@ def oversized(source: str) -> list[str]:
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno is not None:
             lines = node.end_lineno - node.lineno + 1
-            if lines > FUNCTION_LINES:
+            if lines > function_lines:
                 found.append(f"{node.name} has {lines} lines")
     return found
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_modules_and_functions_fit_on_a_screen(path):
-    assert oversized(path.read_text(encoding="utf-8")) == []
+    function_lines = WIRING_LINES if path.parent.name == "dags" else FUNCTION_LINES
+    assert oversized(path.read_text(encoding="utf-8"), function_lines) == []
 
 
 def test_the_budget_bites():
