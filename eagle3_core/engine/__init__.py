@@ -60,6 +60,11 @@ Client (`input_ids` in, `output_ids` out: the server's own token ids, nothing is
 Errors: EngineArgsError and EngineVersionError (fix), EngineStartError, EngineDiedError, CaptureMismatchError and
 EngineUnreachableError (retry), all in `eagle3_core.errors` but the last, which is `client.EngineUnreachableError`.
 
+Lengths: SGLang refuses a request (EngineArgsError) when prompt + max_new_tokens exceeds the context, and a speculating
+server counts num_draft_tokens on top: to serve the same requests with and without speculation, keep
+prompt + max_new_tokens + num_draft_tokens within the target's max_position_embeddings. A capture server takes samples
+up to the last position.
+
 Environment the launcher sets for the plugin (`plugin.py`): `EAGLE3_CAPTURE_DIR`, `EAGLE3_CAPTURE_LAYERS` (outputs_of
 ids, comma separated). On a CPU it also puts `cpu_site/` on PYTHONPATH.
 """
