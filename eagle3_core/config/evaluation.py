@@ -68,7 +68,7 @@ class EvaluationConfig(Section):
     @model_validator(mode="after")
     def _primary_is_a_chain(self) -> Self:
         if self.primary_shape.topk != 1:
-            raise ValueError(f"primary {self.primary}: expected a chain (topk 1), whose acceptance the trainer predicts")
+            raise ValueError(f"primary {self.primary}: expected a chain (topk 1): the trainer predicts no tree")
         return self
 
     @property
