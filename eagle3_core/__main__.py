@@ -17,7 +17,7 @@ from eagle3_core.context import StageContext
 from eagle3_core.errors import EXIT_CODES, Eagle3Error
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import Progress
-from eagle3_core.storage import open_store
+from eagle3_core.storage import full_disk_is_typed, open_store
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -62,7 +62,8 @@ def _execute(arguments: argparse.Namespace, directory: Path) -> Ref:
     stage.check_inputs(context.inputs)
     context.work.mkdir(parents=True, exist_ok=True)
     run: Callable[[StageContext], Ref] = importlib.import_module(f"eagle3_core.stages.{stage.name}").run
-    return run(context)
+    with full_disk_is_typed(context.work):
+        return run(context)
 
 
 def _write(path: Path, values: object) -> None:
