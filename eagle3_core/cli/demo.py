@@ -39,7 +39,7 @@ class Request:
 
 def demo(
     target: Annotated[
-        str, typer.Option(help="demo, smollm2, or the directory of your own target.", envvar="TARGET")
+        str, typer.Option(help="demo, or the directory of your own target.", envvar="TARGET")
     ] = "demo",
     prompts: Annotated[str | None, typer.Option(help="JSONL file of your own prompts.", envvar="PROMPTS")] = None,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="Stop Airflow when the run has ended.")] = False,
