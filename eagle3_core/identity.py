@@ -64,7 +64,7 @@ class TargetIdentity(TargetShape):
 
 
 def resolve_target(run: RunConfig) -> Path:
-    """Return the target's directory; the word `demo` is the one that ships, `smollm2` one in the cache (nothing fetches it yet)."""
+    """Return the target's directory: `demo` is the one that ships, `smollm2` one in the cache (nothing fetches it)."""
     if run.target.model == DEMO:
         return Path(eagle3_core.demo.__file__).parent / "target"
     if run.target.model == SMOLLM2:

@@ -38,9 +38,7 @@ class Request:
 
 
 def demo(
-    target: Annotated[
-        str, typer.Option(help="demo, or the directory of your own target.", envvar="TARGET")
-    ] = "demo",
+    target: Annotated[str, typer.Option(help="demo, or the directory of your own target.", envvar="TARGET")] = "demo",
     prompts: Annotated[str | None, typer.Option(help="JSONL file of your own prompts.", envvar="PROMPTS")] = None,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="Stop Airflow when the run has ended.")] = False,
     stop_now: Annotated[bool, typer.Option("--stop", help="Stop Airflow and its jobs; run nothing.")] = False,
