@@ -9,9 +9,13 @@ from eagle3_core.config import RunConfig
 from eagle3_core.estimate import Workload, drafter_parameters
 from eagle3_core.identity import checked_prompts, read_target, resolve_prompts, resolve_target
 
-CPU_FLOPS_PER_CORE = 6e9
-"""What decoding and training of small models reach on one core of a cloud machine, all overheads included."""
+CPU_FLOPS_PER_CORE = 1e10
+"""Forward passes of a small target on one core of a cloud machine; training reaches twice as much."""
 GPU_FLOPS = 4e13
+DECODED_PER_S, SERVED_PER_S = 300.0, 60.0
+"""Most tokens a second SGLang gives on two cores however small the target is: many requests at once, and one."""
+ANSWER_SHARE, PROMPT_TOKENS = 0.45, 32
+"""Mean length of an answer, as a share of the longest allowed, and of a prompt."""
 FIXED_S = 240.0
 """Starts of Airflow, of SGLang (once a stage that serves) and of torchrun."""
 
@@ -29,20 +33,27 @@ def minutes(run: RunConfig) -> tuple[float, float]:
     shape = read_target(resolve_target(run))
     prompts = checked_prompts(resolve_prompts(run))
     samples = min(prompts, run.data.max_prompts or prompts)
-    answers = samples * run.data.max_new_tokens * 0.6
-    tokens = answers + samples * 64
+    answers = samples * run.data.max_new_tokens * ANSWER_SHARE
+    tokens = answers + samples * PROMPT_TOKENS
     work = Workload(
         samples=samples, tokens=round(tokens), hidden_size=shape.hidden_size,
         intermediate_size=run.drafter.intermediate_size or shape.intermediate_size,
-        draft_vocab_size=run.drafter.vocab_size(shape.vocab_size),
+        draft_vocab_size=run.drafter.draft_vocab_size,
     )  # fmt: skip
-    shapes = 1 + len(run.evaluation.shapes)
-    served = run.evaluation.max_prompts * run.evaluation.max_new_tokens * run.evaluation.repeats * shapes
-    target_flops = 2 * shape.parameters * (answers + tokens + served)
-    train_flops = 6 * drafter_parameters(work) * tokens * run.training.ttt_steps * run.training.epochs
+    evaluation = run.evaluation
+    served = evaluation.max_prompts * evaluation.max_new_tokens * ANSWER_SHARE * evaluation.repeats
+    served *= 1 + len(evaluation.shapes)
     speed = GPU_FLOPS if _has_gpu() else CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
-    middle = (FIXED_S + (target_flops + train_flops) / speed) / 60
-    return middle * 0.7, middle * 1.6
+    forward = 2 * shape.parameters / speed
+    train_flops = 6 * drafter_parameters(work) * tokens * run.training.ttt_steps * run.training.epochs
+    seconds = (
+        FIXED_S
+        + answers * (1 / DECODED_PER_S + forward)
+        + tokens * forward
+        + served * (1 / SERVED_PER_S + forward)
+        + train_flops / (2 * speed)
+    )
+    return seconds / 60 * 0.5, seconds / 60 * 1.4
 
 
 def _has_gpu() -> bool:
