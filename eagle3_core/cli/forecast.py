@@ -38,7 +38,7 @@ def minutes(run: RunConfig) -> tuple[float, float]:
     work = Workload(
         samples=samples, tokens=round(tokens), hidden_size=shape.hidden_size,
         intermediate_size=run.drafter.intermediate_size or shape.intermediate_size,
-        draft_vocab_size=run.drafter.draft_vocab_size,
+        draft_vocab_size=run.drafter.vocab_size(shape.vocab_size),
     )  # fmt: skip
     evaluation = run.evaluation
     served = evaluation.max_prompts * evaluation.max_new_tokens * ANSWER_SHARE * evaluation.repeats
