@@ -37,7 +37,7 @@ def run_params() -> dict[str, Param]:
         ),
         "name": _param("name", "Run"),
         "overrides": Param(
-            {}, type="object", title="overrides", section="Run",
+            {}, type=["object", "null"], title="overrides", section="Run",
             description='Any other key, for example {"training.step_decay": 0.9}.',
         ),
     }  # fmt: skip
