@@ -90,8 +90,10 @@ def test_a_file_larger_than_one_part_arrives_whole(store, tmp_path):
 
     staged = tmp_path / "staged"
     staged.mkdir()
-    (staged / "large.bin").write_bytes(os.urandom(9 << 20))
-    verify(store, commit(store, "seal/large", staged, Kind.FEATURE_SET))
+    content = os.urandom(9 << 20)
+    (staged / "large.bin").write_bytes(content)
+    artifact = verify(store, commit(store, "seal/large", staged, Kind.FEATURE_SET))
+    assert artifact.path("large.bin").read_bytes() == content
 
 
 def test_a_bucket_that_is_not_there_is_one_line_about_the_root(s3):
