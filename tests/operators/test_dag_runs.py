@@ -3,6 +3,7 @@
 The tests share one root and run in order: each takes up what the one before left.
 """
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,9 +57,10 @@ def test_train_drafter_runs_every_stage_and_retries_a_failed_shard_alone(trained
     assert result.state == "success", states(tasks)
     calls = engine.calls()
     assert sorted({call.split()[0] for call in calls}) == sorted(STAGES)
-    assert sorted(call for call in calls if call.startswith("capture")) == [
-        "capture 0", "capture 0", "capture 1", "capture 2"
-    ]  # fmt: skip
+    # Airflow starts mapped tasks in any order, so any one of them may be the first, which fails.
+    captured = Counter(call for call in calls if call.startswith("capture"))
+    assert set(captured) == {"capture 0", "capture 1", "capture 2"}
+    assert sorted(captured.values()) == [1, 1, 2]
     assert sorted(call for call in calls if call.startswith("evaluate")) == ["evaluate 0", "evaluate 1"]
 
 
