@@ -18,6 +18,7 @@ from pydantic import Field
 import eagle3_core.demo
 from eagle3_core.config import RunConfig
 from eagle3_core.config.base import Section, canonical_sha256
+from eagle3_core.demo import pin
 from eagle3_core.errors import ConfigError, InputError, TargetError
 from eagle3_core.prompts import read_prompts
 from eagle3_core.storage.tensors import read_header
@@ -64,12 +65,33 @@ class TargetIdentity(TargetShape):
 
 
 def resolve_target(run: RunConfig) -> Path:
-    """Return the target's directory: `demo` is the one that ships, `smollm2` one in the cache (nothing fetches it)."""
+    """Return the target's directory: `demo` is the one that ships, `smollm2` one that the command line fetches.
+
+    Raises:
+        TargetError: SmolLM2 is not fetched yet.
+    """
     if run.target.model == DEMO:
         return Path(eagle3_core.demo.__file__).parent / "target"
     if run.target.model == SMOLLM2:
-        return cache_directory() / "targets" / SMOLLM2
+        directory = smollm2_directory()
+        if not pin.complete(directory):
+            raise TargetError(f"{directory}: expected {pin.NAME}, found none; `eagle3 doctor smollm2` fetches it")
+        return directory
     return Path(run.target.model).expanduser().resolve()
+
+
+def smollm2_directory() -> Path:
+    """Return where SmolLM2 lies once it is fetched."""
+    return cache_directory() / "targets" / SMOLLM2
+
+
+def target_shape(run: RunConfig) -> TargetShape:
+    """Return the target's sizes; SmolLM2's are known before it is fetched.
+
+    Raises:
+        TargetError: see `read_target`.
+    """
+    return TargetShape(**pin.SHAPE) if run.target.model == SMOLLM2 else read_target(resolve_target(run))
 
 
 def resolve_prompts(run: RunConfig) -> Path:

@@ -16,6 +16,7 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.checks import check_inputs
 from eagle3_core.cli.airflow_local import CHECKOUT, AirflowError, Api, LocalAirflow
 from eagle3_core.cli.common import one_line_errors
+from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.follow import Follower, failure
 from eagle3_core.cli.forecast import forecast
 from eagle3_core.config.recipes import load_recipe, recipe_names
@@ -38,7 +39,7 @@ class Request:
 
 
 def demo(
-    target: Annotated[str, typer.Option(help="demo, or the directory of your own target.", envvar="TARGET")] = "demo",
+    target: Annotated[str, typer.Option(help="demo, smollm2, or a directory of your own.", envvar="TARGET")] = "demo",
     prompts: Annotated[str | None, typer.Option(help="JSONL file of your own prompts.", envvar="PROMPTS")] = None,
     stop_after: Annotated[bool, typer.Option("--stop-after", help="Stop Airflow when the run has ended.")] = False,
     stop_now: Annotated[bool, typer.Option("--stop", help="Stop Airflow and its jobs; run nothing.")] = False,
@@ -90,11 +91,11 @@ def request_for(target: str, prompts: str | None) -> Request:
 
 
 def _check(console: Console, request: Request, root: str) -> None:
-    """Refuse what is wrong before anything starts, and say how long it will take."""
+    """Say how long it will take, fetch SmolLM2 if asked for, and refuse what is wrong before anything starts."""
     run = load_recipe(request.recipe, {key: value for key, value in request.conf.items() if key != "recipe"})
-    store = open_store(root)
-    check_inputs(run, store)
     console.print(forecast(run), soft_wrap=True)
+    ensure_target(run, lambda text: console.print(text, soft_wrap=True))
+    check_inputs(run, open_store(root))
 
 
 def _follow(console: Console, airflow: LocalAirflow, request: Request) -> str:

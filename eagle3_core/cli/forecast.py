@@ -7,7 +7,7 @@ import shutil
 
 from eagle3_core.config import RunConfig
 from eagle3_core.estimate import Workload, drafter_parameters
-from eagle3_core.identity import checked_prompts, read_target, resolve_prompts, resolve_target
+from eagle3_core.identity import checked_prompts, resolve_prompts, target_shape
 
 CPU_FLOPS_PER_CORE = 1e10
 """Forward passes of a small target on one core of a cloud machine; training reaches twice as much."""
@@ -30,7 +30,7 @@ def forecast(run: RunConfig) -> str:
 
 def minutes(run: RunConfig) -> tuple[float, float]:
     """Return a low and a high estimate."""
-    shape = read_target(resolve_target(run))
+    shape = target_shape(run)
     prompts = checked_prompts(resolve_prompts(run))
     samples = min(prompts, run.data.max_prompts or prompts)
     answers = samples * run.data.max_new_tokens * ANSWER_SHARE

@@ -22,6 +22,7 @@ from eagle3_core.cli.common import (
     print_json,
 )
 from eagle3_core.cli.demo import demo, stop
+from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.plan import plan
 from eagle3_core.cli.reference import reference
 from eagle3_core.cli.repair import repair
@@ -76,6 +77,7 @@ def doctor(
 
 def _open(recipe: str, overrides: list[str] | None, root: str) -> PipelineRun:
     config = configured(recipe, overrides)
+    ensure_target(config, lambda text: console.print(text, soft_wrap=True))
     store = open_store(root)
     check_inputs(config, store)
     return PipelineRun(store, config, ConsoleWatcher(console), owner())

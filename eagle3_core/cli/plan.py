@@ -23,7 +23,7 @@ from eagle3_core.cli.common import (
 from eagle3_core.config import CaptureConfig, RunConfig
 from eagle3_core.errors import ConfigError
 from eagle3_core.estimate import Estimate, Workload, estimate
-from eagle3_core.identity import read_target, resolve_prompts, resolve_target
+from eagle3_core.identity import resolve_prompts, target_shape
 from eagle3_core.storage import open_store
 
 
@@ -57,7 +57,7 @@ def plan(
 
 
 def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -> Workload:
-    target = read_target(resolve_target(config))
+    target = target_shape(config)
     if samples is None:
         with Path(resolve_prompts(config)).open("rb") as file:
             lines = sum(1 for line in file if line.strip())

@@ -37,6 +37,9 @@ class SmolLM2:
         rope_theta: Base of the rotary frequencies.
         norm_eps: Epsilon of the RMS norms.
         eos: Id of <|im_end|>.
+        bos: Id of <|im_start|>.
+        pad: Id for padding.
+        context: Most positions.
     """
 
     weights: dict[str, torch.Tensor]
@@ -47,6 +50,9 @@ class SmolLM2:
     rope_theta: float
     norm_eps: float
     eos: int
+    bos: int = 1
+    pad: int = 2
+    context: int = 8192
 
 
 def load(path: Path, device: str, dtype: torch.dtype) -> SmolLM2:
@@ -82,6 +88,9 @@ def load(path: Path, device: str, dtype: torch.dtype) -> SmolLM2:
         rope_theta=float(_field(reader, "llama.rope.freq_base")),
         norm_eps=float(_field(reader, "llama.attention.layer_norm_rms_epsilon")),
         eos=int(_field(reader, "tokenizer.ggml.eos_token_id")),
+        bos=int(_field(reader, "tokenizer.ggml.bos_token_id")),
+        pad=int(_field(reader, "tokenizer.ggml.padding_token_id")),
+        context=int(_field(reader, "llama.context_length")),
     )
 
 
