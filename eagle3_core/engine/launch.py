@@ -35,8 +35,12 @@ _DEVICE_ARGS: dict[Device, tuple[str, ...]] = {
         "--disable-cuda-graph", "--disable-overlap-schedule", "--sleep-on-idle",
         "--load-snapshot-publish-interval", "1000",
     ),
-    "cuda": ("--sampling-backend", "pytorch", "--cuda-graph-max-bs-decode", "{max_running_requests}"),
+    "cuda": ("--sampling-backend", "pytorch"),
 }  # fmt: skip
+_GENERATE_ARGS: dict[Device, tuple[str, ...]] = {
+    "cpu": (),
+    "cuda": ("--cuda-graph-max-bs-decode", "{max_running_requests}"),
+}
 _CAPTURE_ARGS: dict[Device, tuple[str, ...]] = {
     "cpu": ("--disable-radix-cache",),
     "cuda": (
@@ -46,6 +50,8 @@ _CAPTURE_ARGS: dict[Device, tuple[str, ...]] = {
         "--disable-decode-cuda-graph",
     ),
 }  # fmt: skip
+# The kernels SGLang would choose on a GPU (fa3, flashinfer) know half precision alone.
+_FLOAT32_ON_CUDA = ("--attention-backend", "triton")
 # SGLang reserves a share of all memory on a CPU unless told a number.
 _CPU_TOTAL_TOKENS = 16384
 # A forward pass of a smaller target is all overhead: a second thread made it five times slower on two shared cores.
@@ -115,15 +121,14 @@ class LaunchPlan:
         total = self.max_total_tokens
         if total is not None:
             arguments += ["--max-total-tokens", str(total)]
-        requests = str(self.serving.max_running_requests)
         if self.mode == "capture":
-            arguments += _CAPTURE_ARGS[self.device]
-            arguments += ["--context-length", str(self.context_length)]
-        arguments += [
-            part.format(max_running_requests=requests)
-            for part in _DEVICE_ARGS[self.device]
-            if not (self.mode == "capture" and "cuda-graph-max" in part)
-        ]
+            arguments += [*_CAPTURE_ARGS[self.device], "--context-length", str(self.context_length)]
+        else:
+            requests = self.serving.max_running_requests
+            arguments += [part.format(max_running_requests=requests) for part in _GENERATE_ARGS[self.device]]
+        arguments += _DEVICE_ARGS[self.device]
+        if self.device == "cuda" and self.dtype == "float32":
+            arguments += _FLOAT32_ON_CUDA
         if self.shape is not None:
             arguments += speculative_arguments(self.drafter, self.shape)
         return tuple(override(arguments, self.serving.engine_args))

@@ -70,6 +70,28 @@ def test_a_capture_server_caches_no_prefix_and_takes_the_longest_sample(target):
     assert "--cuda-graph-max-bs-decode" not in on_gpu(plan).argv()
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_argument_is_a_flag_or_the_one_value_of_a_flag(target, drafter, device):
+    shape = DraftShape.from_name("3/1/4")
+    for plan in (
+        LaunchPlan.serve(target, "float32", CPU),
+        LaunchPlan.speculate(target, "float32", CPU, drafter, shape),
+        LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512),
+    ):
+        argv = dataclasses.replace(plan, device=device).argv()
+        pairs = zip(("--", *argv), argv, strict=False)
+        assert [part for before, part in pairs if not before.startswith("--") and not part.startswith("--")] == []
+        flags = [part for part in argv if part.startswith("--")]
+        assert len(flags) == len(set(flags))
+
+
+def test_float32_on_a_gpu_takes_kernels_that_know_it(target):
+    gpu = on_gpu(LaunchPlan.serve(target, "float32", CPU))
+    assert value_of(gpu.argv(), "--attention-backend") == "triton"
+    chosen = CPU.model_copy(update={"engine_args": {"attention-backend": "flex_attention"}})
+    assert value_of(dataclasses.replace(gpu, serving=chosen).argv(), "--attention-backend") == "flex_attention"
+
+
 def test_capture_layers_reach_the_plugin_as_outputs_of(target, tmp_path):
     plan = LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512)
     environment = plan.environment(2, spool=tmp_path)
