@@ -53,6 +53,21 @@ def check(folder: Path, prompts: Sequence[str], device: str, max_tokens: int = 2
     }
 
 
+def own_answers(
+    folder: Path, prompts: Sequence[str], device: str, max_tokens: int = 224, batch: int = 2048
+) -> list[tuple[str, str]]:
+    """The (prompt, greedy answer) pairs that are fit to learn from: they end, do not repeat themselves, read tidily."""
+    tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device).eval()
+    fit: list[tuple[str, str]] = []
+    for first in range(0, len(prompts), batch):
+        asked = prompts[first : first + batch]
+        for prompt, answer in zip(asked, greedy(model, tokenizer, asked, max_tokens), strict=True):
+            if answer.ended and corpus.clean(answer.text, "talk") == answer.text:
+                fit.append((prompt, answer.text))
+    return fit
+
+
 def greedy(model: Any, tokenizer: Any, prompts: Sequence[str], max_tokens: int) -> list[Answer]:
     """One batch of greedy answers, each at most `max_tokens` long."""
     chats = [[{"role": "user", "content": prompt}] for prompt in prompts]

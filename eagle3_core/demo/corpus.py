@@ -6,7 +6,8 @@ import hashlib
 import json
 import random
 import re
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from eagle3_core.demo import prompts
@@ -85,6 +86,13 @@ def clean(answer: str, domain: str) -> str | None:
     if len(set(sentences)) < len(sentences) or repetition(words) > 0.12:
         return None
     return text
+
+
+def simple(chats: Sequence[tuple[str, str]], words: int) -> list[tuple[str, str]]:
+    """The (prompt, answer) pairs whose answers use none but the `words` most common words of all answers."""
+    said = [set(_WORD.findall(answer.lower())) for _, answer in chats]
+    common = {word for word, _ in Counter(word for one in said for word in one).most_common(words)}
+    return [chat for chat, one in zip(chats, said, strict=True) if one <= common]
 
 
 def repetition(words: list[str], size: int = 4) -> float:

@@ -35,7 +35,8 @@ def write(args: argparse.Namespace) -> None:
     torch.manual_seed(args.seed)
     model = smollm2.load(args.gguf, device, torch.bfloat16 if device == "cuda" else torch.float32)
     _log.info("SmolLM2 loaded")
-    writer = Writer(model, args.rows, args.prompt_tokens, Sampling(max_tokens=args.max_tokens))
+    sampling = Sampling(args.temperature, args.min_p, args.max_tokens)
+    writer = Writer(model, args.rows, args.prompt_tokens, sampling)
     began, kept, drawn, batch = time.monotonic(), 0, 0, 0
     asked = corpus.draw(args.seed)
     with args.out.open("w", encoding="utf-8") as out:
@@ -61,15 +62,17 @@ def write(args: argparse.Namespace) -> None:
 def train(args: argparse.Namespace) -> None:
     """Tokenizer, packed documents, training, files, check."""
     from eagle3_core.demo import target_files
-    from eagle3_core.demo.check_target import check
-    from eagle3_core.demo.train_target import Recipe, pack_chats
+    from eagle3_core.demo.check_target import check, own_answers
+    from eagle3_core.demo.train_target import Recipe, new_model, pack_chats
     from eagle3_core.demo.train_target import train as fit
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     began = time.monotonic()
     with args.answers.open(encoding="utf-8") as lines:
-        chats = [(row["prompt"], row["answer"]) for row in map(json.loads, lines)]
+        written = [(row["prompt"], row["answer"]) for row in map(json.loads, lines)]
+    chats = corpus.simple(written, args.words)
+    _log.info(f"{len(chats):,} of {len(written):,} answers use the {args.words:,} most common words alone")
     known = [chat for chat in chats if not corpus.held_out(chat[0])]
     unknown = [chat for chat in chats if corpus.held_out(chat[0])] or known[:8]
     sample = random.Random(0).sample(known, min(len(known), 60000))
@@ -78,10 +81,16 @@ def train(args: argparse.Namespace) -> None:
     tokens = int((packed.documents >= 0).sum())
     _log.info(f"{len(known):,} chats, {tokens:,} tokens, {len(packed.tokens):,} rows, {time.monotonic() - began:.0f} s")
     recipe = Recipe(steps=args.steps, rows=args.rows, learning_rate=args.learning_rate)
-    model, loss = fit(packed, held_out, recipe, device)
+    model = new_model(recipe.seed, device)
+    loss = fit(model, packed, held_out, recipe)
+    target_files.write_target(args.out, tokenizer, model.state_dict())
+    if args.polish:
+        own = own_answers(args.out, sorted({prompt for prompt, _ in known}), device)
+        _log.info(f"{len(own):,} greedy answers of its own are fit, {time.monotonic() - began:.0f} s")
+        polish = Recipe(steps=args.polish, rows=args.rows, learning_rate=args.learning_rate / 6, warmup=20)
+        fit(model, pack_chats(tokenizer, own, 2), held_out, polish)
+        target_files.write_target(args.out, tokenizer, model.state_dict())
     seconds = time.monotonic() - began
-    state = {name: w for name, w in model.state_dict().items() if name != "lm_head.weight"}
-    target_files.write_target(args.out, tokenizer, state)
     facts = {
         "chats": len(known),
         "tokens": tokens,
@@ -89,7 +98,7 @@ def train(args: argparse.Namespace) -> None:
         "passes": args.steps * args.rows / len(packed.tokens),
         "held_out_loss": loss,
         "seconds": seconds,
-        "parameters": sum(w.numel() for w in state.values()),
+        "parameters": sum(w.numel() for w in model.parameters()),
     }
     facts |= check(args.out, _unknown_prompts(args.check), device)
     _log.info(json.dumps(facts))
@@ -123,6 +132,8 @@ def main() -> None:
     one.add_argument("--rows", type=int, default=4096, help="prompts in one batch")
     one.add_argument("--prompt-tokens", type=int, default=192)
     one.add_argument("--max-tokens", type=int, default=224)
+    one.add_argument("--temperature", type=float, default=0.3)
+    one.add_argument("--min-p", type=float, default=0.08)
     one.add_argument("--seed", type=int, default=0)
     one.set_defaults(run=write)
     two = steps.add_parser("train", help="train the target on the answers")
@@ -130,6 +141,10 @@ def main() -> None:
     two.add_argument("--out", type=Path, required=True)
     two.add_argument("--steps", type=int, default=8000)
     two.add_argument("--rows", type=int, default=128, help="packed rows in one step")
+    two.add_argument("--words", type=int, default=2500, help="learn only from answers in this many most common words")
+    two.add_argument(
+        "--polish", type=int, default=0, help="further steps on the greedy answers of its own that are fit"
+    )
     two.add_argument("--learning-rate", type=float, default=3e-3)
     two.add_argument("--check", type=int, default=512, help="prompts to answer afterwards")
     two.set_defaults(run=train)

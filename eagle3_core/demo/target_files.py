@@ -79,7 +79,7 @@ def write_target(folder: Path, tokenizer: Tokenizer, weights: dict[str, torch.Te
     Args:
         folder: Is created where missing.
         tokenizer: From train_tokenizer.
-        weights: State dict of LlamaForCausalLM without the tied lm_head.
+        weights: State dict of LlamaForCausalLM; its tied lm_head is left out.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -98,7 +98,11 @@ def write_target(folder: Path, tokenizer: Tokenizer, weights: dict[str, torch.Te
         },
     )
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    rounded = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in weights.items()}
+    rounded = {
+        name: w.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, w in weights.items()
+        if name != "lm_head.weight"
+    }
     save_file(rounded, folder / "model.safetensors", metadata={"format": "pt"})
 
 

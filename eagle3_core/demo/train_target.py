@@ -98,19 +98,24 @@ def learning_rate(step: int, recipe: Recipe) -> float:
     return recipe.learning_rate * 0.5 * (1 + math.cos(math.pi * done))
 
 
-def train(train_set: Packed, held_out: Packed, recipe: Recipe, device: str) -> tuple[LlamaForCausalLM, float]:
-    """Train a fresh target.
+def new_model(seed: int, device: str) -> LlamaForCausalLM:
+    """A fresh target in float32."""
+    torch.manual_seed(seed)
+    return LlamaForCausalLM(LlamaConfig(**CONFIG)).to(device, torch.float32)
+
+
+def train(model: LlamaForCausalLM, train_set: Packed, held_out: Packed, recipe: Recipe) -> float:
+    """Train `model` in place.
 
     Returns:
-        The model in float32 and its loss on the held-out documents, in nats a token.
+        Its loss on the held-out documents, in nats a token.
     """
-    torch.manual_seed(recipe.seed)
-    model = LlamaForCausalLM(LlamaConfig(**CONFIG)).to(device, torch.float32)
+    device = model.device
     matrices = [p for p in model.parameters() if p.ndim > 1]
     vectors = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=device == "cuda")
-    compute: Callable[..., torch.Tensor] = torch.compile(loss_of) if device == "cuda" else loss_of
+    optimizer = torch.optim.AdamW(groups, lr=recipe.learning_rate, betas=(0.9, 0.95), fused=device.type == "cuda")
+    compute: Callable[..., torch.Tensor] = torch.compile(loss_of) if device.type == "cuda" else loss_of
     tokens, documents = train_set.tokens.to(device), train_set.documents.to(device)
     per_step = (train_set.documents >= 0).sum().item() / len(tokens) * recipe.rows
     began, order = time.monotonic(), torch.empty(0, dtype=torch.long, device=device)
@@ -129,7 +134,7 @@ def train(train_set: Packed, held_out: Packed, recipe: Recipe, device: str) -> t
             took = time.monotonic() - began
             speed, left = per_step * (step + 1) / took, took / (step + 1) * (recipe.steps - step - 1)
             _log.info("step %d loss %.4f %s tokens/s, %.0f s left", step, loss.item(), f"{speed:,.0f}", left)
-    return model, evaluate(model, held_out, compute, recipe.rows)
+    return evaluate(model, held_out, compute, recipe.rows)
 
 
 def evaluate(model: LlamaForCausalLM, packed: Packed, compute: Callable[..., torch.Tensor], rows: int) -> float:

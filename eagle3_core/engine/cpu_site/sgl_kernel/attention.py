@@ -40,6 +40,12 @@ def _refuse(is_cross, sinks, k_scale, v_scale):
         raise NotImplementedError("scaled KV caches have no plain PyTorch version in eagle3_core")
 
 
+def _gather(buffer, rows):
+    """Return `buffer` [N, K, D] at cache rows [B, L] as [B, K, L, D]; index_select is four times as fast as indexing."""
+    picked = buffer.view(buffer.shape[0], -1).index_select(0, rows.reshape(-1))
+    return picked.view(*rows.shape, *buffer.shape[1:]).transpose(1, 2)
+
+
 # ----------------------------------------------------------------------------------------------------------- decoding
 def _decode_plan(req_to_token, req_pool_indices, seq_lens, window):
     """Return cache rows [B, L] of every key and their mask [B, 1, 1, L], None where all lengths are equal."""
@@ -73,7 +79,7 @@ def decode_attention_cpu(
     )
     batch = q.shape[0]
     grouped = q.view(batch, heads, -1, q.shape[-1])
-    out = _attend(grouped, k_buf[rows].transpose(1, 2), v_buf[rows].transpose(1, 2), mask, sm_scale, logit_cap)
+    out = _attend(grouped, _gather(k_buf, rows), _gather(v_buf, rows), mask, sm_scale, logit_cap)
     o.copy_(out.reshape(o.shape))
 
 
@@ -150,7 +156,7 @@ def extend_attention_cpu(
     )
     for start, batch, extend, cache_rows, mask, causal in plan:
         stop = start + batch * extend
-        keys, values = k_buf[cache_rows].transpose(1, 2), v_buf[cache_rows].transpose(1, 2)
+        keys, values = _gather(k_buf, cache_rows), _gather(v_buf, cache_rows)
         if extend <= 32 and not causal:
             # [B, Q, K, G, D] -> [B, K, Q * G, D]: a small block, cheaper than repeating keys for every query head.
             rows = q[start:stop].view(batch, extend, heads, group, width).transpose(1, 2)
