@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 
 from eagle3_core.demo import corpus
+from eagle3_core.errors import TargetError
 
 _log = logging.getLogger(__name__)
 
@@ -86,6 +87,10 @@ def train(args: argparse.Namespace) -> None:
     target_files.write_target(args.out, tokenizer, model.state_dict())
     if args.polish:
         own = own_answers(args.out, sorted({prompt for prompt, _ in known}), device)
+        if not own:
+            raise TargetError(
+                f"{args.out}: expected greedy answers that end and read tidily, found none; raise --steps"
+            )
         _log.info(f"{len(own):,} greedy answers of its own are fit, {time.monotonic() - began:.0f} s")
         polish = Recipe(steps=args.polish, rows=args.rows, learning_rate=args.learning_rate / 6, warmup=20)
         fit(model, pack_chats(tokenizer, own, 2), held_out, polish)
@@ -139,11 +144,11 @@ def main() -> None:
     two = steps.add_parser("train", help="train the target on the answers")
     two.add_argument("--answers", type=Path, required=True)
     two.add_argument("--out", type=Path, required=True)
-    two.add_argument("--steps", type=int, default=8000)
+    two.add_argument("--steps", type=int, default=700)
     two.add_argument("--rows", type=int, default=128, help="packed rows in one step")
-    two.add_argument("--words", type=int, default=2500, help="learn only from answers in this many most common words")
+    two.add_argument("--words", type=int, default=4000, help="learn only from answers in this many most common words")
     two.add_argument(
-        "--polish", type=int, default=0, help="further steps on the greedy answers of its own that are fit"
+        "--polish", type=int, default=400, help="further steps on the greedy answers of its own that are fit"
     )
     two.add_argument("--learning-rate", type=float, default=3e-3)
     two.add_argument("--check", type=int, default=512, help="prompts to answer afterwards")

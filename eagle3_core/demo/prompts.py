@@ -16,9 +16,9 @@ from eagle3_core.demo import topics
 DEMO_PROMPTS = Path(__file__).with_name("prompts.jsonl")
 """The prompt set that ships with the project: one {id, messages, domain} per line."""
 
-DEMO_SHARES = {"story": 300, "explain": 260, "describe": 140, "tips": 130, "howto": 110, "compare": 110, "talk": 80,
-               "note": 50, "plan": 20}  # fmt: skip
-"""How many prompts of each domain the demo uses (1,200 in all)."""
+DEMO_SHARES = {"story": 1200, "explain": 1040, "describe": 560, "compare": 440, "tips": 250, "howto": 200, "note": 200,
+               "talk": 100, "plan": 36}  # fmt: skip
+"""How many prompts of each domain the demo uses (4,026 in all)."""
 
 _STORY = (
     "Write a short story about {0} who {1}.", "Tell me a very short story about {0} who {1}.",
