@@ -24,7 +24,7 @@ help: ## Print this list
 setup: ## Build .venvs/airflow and .venvs/engine from the locks (a second run does nothing)
 	@docker/install.sh airflow & airflow=$$!; status=0; docker/install.sh engine || status=$$?; wait $$airflow && exit $$status
 
-demo: setup ## Prompts to a served drafter, through Airflow (TARGET=directory PROMPTS=file)
+demo: setup ## Prompts to a served drafter, through Airflow (TARGET=smollm2 or a directory, PROMPTS=file)
 	@exec $(AIRFLOW)/eagle3 demo $(if $(TARGET),--target '$(TARGET)') $(if $(PROMPTS),--prompts '$(PROMPTS)')
 
 test: setup ## Linters, types, import contracts, then the tests of both environments

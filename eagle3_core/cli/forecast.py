@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from pathlib import Path
 
 from eagle3_core.config import RunConfig
-from eagle3_core.estimate import Workload, drafter_parameters
-from eagle3_core.identity import checked_prompts, resolve_prompts, target_shape
+from eagle3_core.estimate import DTYPE_BYTES, Workload, drafter_parameters
+from eagle3_core.identity import DEMO, SMOLLM2, checked_prompts, resolve_prompts, target_shape
 
-CPU_FLOPS_PER_CORE = 1e10
-"""Forward passes of a small target on one core of a cloud machine; training reaches twice as much."""
+CPU_FLOPS, CPU_FLOPS_BFLOAT16 = 8e10, 2e11
+"""Large matrix products on two cores of a cloud machine, in float32, and in bfloat16 where the processor has it."""
 GPU_FLOPS = 4e13
-DECODED_PER_S, SERVED_PER_S = 300.0, 60.0
-"""Most tokens a second SGLang gives on two cores however small the target is: many requests at once, and one."""
-ANSWER_SHARE, PROMPT_TOKENS = 0.45, 32
-"""Mean length of an answer, as a share of the longest allowed, and of a prompt."""
+MEMORY_BYTES_PER_S = 1e10
+"""Speed at which one request's tokens read the target's weights, one by one."""
+DECODED_PER_S, CAPTURED_PER_S, SERVED_PER_S, TRAINED_PER_S = 300.0, 3000.0, 60.0, 4000.0
+"""Most tokens a second on two cores however small the target is: many requests, prefill, one request, training."""
+ANSWER_TOKENS = {DEMO: 65, SMOLLM2: 410}
+OTHER_ANSWER_TOKENS = 400
+"""Mean length of an answer that nothing cuts; measured for the two targets that have a name."""
+PROMPT_TOKENS = 32
 FIXED_S = 240.0
 """Starts of Airflow, of SGLang (once a stage that serves) and of torchrun."""
 
@@ -33,7 +39,7 @@ def minutes(run: RunConfig) -> tuple[float, float]:
     shape = target_shape(run)
     prompts = checked_prompts(resolve_prompts(run))
     samples = min(prompts, run.data.max_prompts or prompts)
-    answers = samples * run.data.max_new_tokens * ANSWER_SHARE
+    answers = samples * _answer_tokens(run, run.data.max_new_tokens)
     tokens = answers + samples * PROMPT_TOKENS
     work = Workload(
         samples=samples, tokens=round(tokens), hidden_size=shape.hidden_size,
@@ -41,19 +47,37 @@ def minutes(run: RunConfig) -> tuple[float, float]:
         draft_vocab_size=run.drafter.vocab_size(shape.vocab_size),
     )  # fmt: skip
     evaluation = run.evaluation
-    served = evaluation.max_prompts * evaluation.max_new_tokens * ANSWER_SHARE * evaluation.repeats
+    served = evaluation.max_prompts * _answer_tokens(run, evaluation.max_new_tokens) * evaluation.repeats
     served *= 1 + len(evaluation.shapes)
-    speed = GPU_FLOPS if _has_gpu() else CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
-    forward = 2 * shape.parameters / speed
-    train_flops = 6 * drafter_parameters(work) * tokens * run.training.ttt_steps * run.training.epochs
+    forward = 2 * shape.parameters / _flops(run.target.dtype)
+    read = 0.0 if _has_gpu() else shape.parameters * DTYPE_BYTES[run.target.dtype] / MEMORY_BYTES_PER_S
+    train_flops = 6 * drafter_parameters(work) * run.training.ttt_steps
     seconds = (
         FIXED_S
         + answers * (1 / DECODED_PER_S + forward)
-        + tokens * forward
-        + served * (1 / SERVED_PER_S + forward)
-        + train_flops / (2 * speed)
+        + tokens * (1 / CAPTURED_PER_S + forward)
+        + served * (1 / SERVED_PER_S + read)
+        + tokens * run.training.epochs * (1 / TRAINED_PER_S + train_flops / _flops(run.training.precision))
     )
-    return seconds / 60 * 0.5, seconds / 60 * 1.4
+    return seconds / 60 * 0.7, seconds / 60 * 1.4
+
+
+def _answer_tokens(run: RunConfig, longest: int) -> float:
+    """Return the mean length of an answer of at most `longest` tokens; lengths are roughly exponential."""
+    mean = ANSWER_TOKENS.get(run.target.model, OTHER_ANSWER_TOKENS)
+    return mean * (1 - math.exp(-longest / mean))
+
+
+def _flops(dtype: str) -> float:
+    if _has_gpu():
+        return GPU_FLOPS
+    fast = dtype != "float32" and any(flag in _processor() for flag in ("avx512_bf16", "amx_bf16"))
+    return (CPU_FLOPS_BFLOAT16 if fast else CPU_FLOPS) * (os.cpu_count() or 1) / 2
+
+
+def _processor() -> str:
+    path = Path("/proc/cpuinfo")
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
 def _has_gpu() -> bool:

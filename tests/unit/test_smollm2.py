@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from tokenizers import pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from eagle3_core.cli import forecast
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.config.recipes import load_recipe
 from eagle3_core.demo import fetch, pin
@@ -306,3 +307,14 @@ def test_a_run_of_another_target_or_of_one_in_place_fetches_nothing(
     fetch.fetch(smollm2_directory())
     ensure_target(load_recipe("smollm2", {}), pytest.fail)
     assert resolve_target(load_recipe("smollm2", {})) == smollm2_directory()
+
+
+def test_its_forecast_needs_no_download_and_stays_near_an_hour_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecast, "_has_gpu", lambda: False)
+    monkeypatch.setattr(forecast.os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(forecast, "_processor", lambda: "avx512f avx512_bf16")
+    run = load_recipe("smollm2", {})
+    assert forecast.minutes(run)[1] < 60
+    assert "minutes on 2 CPU cores" in forecast.forecast(run)
+    slow = forecast.minutes(load_recipe("smollm2", {"training.epochs": 16}))
+    assert slow[0] > forecast.minutes(run)[1]
