@@ -50,8 +50,6 @@ _CAPTURE_ARGS: dict[Device, tuple[str, ...]] = {
         "--disable-decode-cuda-graph",
     ),
 }  # fmt: skip
-# The kernels SGLang would choose on a GPU (fa3, flashinfer) know half precision alone.
-_FLOAT32_ON_CUDA = ("--attention-backend", "triton")
 # SGLang reserves a share of all memory on a CPU unless told a number.
 _CPU_TOTAL_TOKENS = 16384
 # A forward pass of a smaller target is all overhead: a second thread made it five times slower on two shared cores.
@@ -78,7 +76,7 @@ class LaunchPlan:
     @classmethod
     def serve(cls, target: Path, dtype: str, serving: ServingConfig) -> LaunchPlan:
         """Plan a server without speculation."""
-        return cls("serve", target, dtype, resolve_device(serving.device), serving, model=read_model_config(target))
+        return cls("serve", target, dtype, _device(serving, dtype), serving, model=read_model_config(target))
 
     @classmethod
     def speculate(
@@ -94,7 +92,7 @@ class LaunchPlan:
                 raise EngineArgsError(
                     f"{drafter}: expected {name} of an exported drafter, found none; run export first"
                 )
-        device, model = resolve_device(serving.device), read_model_config(target)
+        device, model = _device(serving, dtype), read_model_config(target)
         return cls("speculate", target, dtype, device, serving, drafter=drafter, shape=shape, model=model)
 
     @classmethod
@@ -105,7 +103,7 @@ class LaunchPlan:
         model = read_model_config(target)
         layers = check_outputs_of(aux_layers, int(model["num_hidden_layers"]))
         return cls(
-            "capture", target, dtype, resolve_device(serving.device), serving, aux_layers=layers,
+            "capture", target, dtype, _device(serving, dtype), serving, aux_layers=layers,
             max_sample_tokens=max_sample_tokens, model=model,
         )  # fmt: skip
 
@@ -127,8 +125,6 @@ class LaunchPlan:
             requests = self.serving.max_running_requests
             arguments += [part.format(max_running_requests=requests) for part in _GENERATE_ARGS[self.device]]
         arguments += _DEVICE_ARGS[self.device]
-        if self.device == "cuda" and self.dtype == "float32":
-            arguments += _FLOAT32_ON_CUDA
         if self.shape is not None:
             arguments += speculative_arguments(self.drafter, self.shape)
         return tuple(override(arguments, self.serving.engine_args))
@@ -176,6 +172,22 @@ class LaunchPlan:
                 "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
             }
         return values
+
+
+def _device(serving: ServingConfig, dtype: str) -> Device:
+    """Return where the server runs.
+
+    Raises:
+        EngineArgsError: it cannot run there in this precision.
+    """
+    device = resolve_device(serving.device)
+    if device == "cuda" and dtype == "float32":
+        # Seen with 0.5.17: "rmsnorm ... failed to dispatch data type Float", a minute into the start.
+        raise EngineArgsError(
+            "target.dtype is float32, but SGLang's kernels for GPUs know bfloat16 and float16 alone; set "
+            "target.dtype to bfloat16, or serving.device to cpu"
+        )
+    return device
 
 
 def speculative_arguments(drafter: Path | None, shape: DraftShape) -> list[str]:

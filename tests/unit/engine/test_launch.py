@@ -85,11 +85,15 @@ def test_every_argument_is_a_flag_or_the_one_value_of_a_flag(target, drafter, de
         assert len(flags) == len(set(flags))
 
 
-def test_float32_on_a_gpu_takes_kernels_that_know_it(target):
-    gpu = on_gpu(LaunchPlan.serve(target, "float32", CPU))
-    assert value_of(gpu.argv(), "--attention-backend") == "triton"
-    chosen = CPU.model_copy(update={"engine_args": {"attention-backend": "flex_attention"}})
-    assert value_of(dataclasses.replace(gpu, serving=chosen).argv(), "--attention-backend") == "flex_attention"
+def test_float32_on_a_gpu_is_refused_before_any_start(target, drafter, monkeypatch):
+    monkeypatch.setattr("eagle3_core.engine.launch.resolve_device", lambda _wanted: "cuda")
+    with pytest.raises(EngineArgsError, match=r"set target\.dtype to bfloat16"):
+        LaunchPlan.serve(target, "float32", CPU)
+    with pytest.raises(EngineArgsError, match="bfloat16 and float16 alone"):
+        LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512)
+    with pytest.raises(EngineArgsError, match="bfloat16 and float16 alone"):
+        LaunchPlan.speculate(target, "float32", CPU, drafter, DraftShape.from_name("3/1/4"))
+    assert LaunchPlan.serve(target, "bfloat16", CPU).device == "cuda"
 
 
 def test_capture_layers_reach_the_plugin_as_outputs_of(target, tmp_path):
