@@ -23,8 +23,14 @@ _HOOKED = (
 )
 KNOWN_GOOD = {
     "0.5.23": "b4edefa0684232dfe9c85f6acdc8f20e19a436d884a487b0456d3e0229253d5a",
+    # The newest for torch 2.11. Its layers return (hidden states, residual) and record their sum on entering a layer,
+    # so boundaries mean the same; the arguments of LogitsProcessor.forward and the plugin group are those of 0.5.23.
+    "0.5.17": "04d9abbfb749c0cd1e30cb15b46097fb7ab5c04d29793f4f6770713383080f08",
 }
-"""SGLang version -> digest of the functions we hook, recorded when the integration tests passed with it."""
+"""SGLang version -> digest of the functions we hook, recorded when a whole run passed with it."""
+_GPU_ONLY = frozenset({"0.5.17"})
+"""Versions without the platform override that keeps a plain CPU served."""
+_PROVEN_ON_CPUS = ", ".join(sorted(set(KNOWN_GOOD) - _GPU_ONLY))
 
 
 @cache
@@ -51,7 +57,7 @@ def require_known_good(device: Device | None = None) -> str:
     """Return the fingerprint after checking that the hooks were proven with this SGLang.
 
     Raises:
-        EngineVersionError: the version, or the code we hook in it, is not in the table.
+        EngineVersionError: the version, or the code we hook in it, is not in the table, or not for this device.
     """
     version, found = sglang_version(), hooked_digest()
     expected = KNOWN_GOOD.get(version)
@@ -65,6 +71,8 @@ def require_known_good(device: Device | None = None) -> str:
             f"SGLang {version}: the functions the capture plugin hooks have digest {found[:12]}, proven is "
             f"{expected[:12]}; the installed SGLang was modified: reinstall it (make setup)"
         )
+    if version in _GPU_ONLY and (device or resolve_device("auto")) == "cpu":
+        raise EngineVersionError(f"SGLang {version} is proven on GPUs alone; install {_PROVEN_ON_CPUS} for a CPU")
     return fingerprint(device)
 
 

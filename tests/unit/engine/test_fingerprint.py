@@ -45,3 +45,10 @@ def test_an_unproven_or_modified_sglang_is_refused(monkeypatch, table, message):
     monkeypatch.setattr(engine, "KNOWN_GOOD", known)
     with pytest.raises(EngineVersionError, match=message):
         engine.require_known_good("cpu")
+
+
+def test_a_version_proven_on_gpus_alone_is_refused_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(engine, "_GPU_ONLY", frozenset({engine.sglang_version()}))
+    with pytest.raises(EngineVersionError, match="on GPUs alone; install"):
+        engine.require_known_good("cpu")
+    assert engine.require_known_good("cuda") == engine.fingerprint("cuda")
