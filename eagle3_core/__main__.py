@@ -8,16 +8,20 @@ import json
 import os
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
-from eagle3_core.errors import EXIT_CODES, Eagle3Error
+from eagle3_core.errors import EXIT_CODES, DefectError, Eagle3Error
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import Progress
 from eagle3_core.storage import full_disk_is_typed, open_store
+
+DEFECTS = (ImportError, SyntaxError, NameError, AttributeError, TypeError, AssertionError, NotImplementedError)
+"""What only a change of code or installation helps against; other surprises may be the machine's and are retried."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,9 +65,17 @@ def _execute(arguments: argparse.Namespace, directory: Path) -> Ref:
     )
     stage.check_inputs(context.inputs)
     context.work.mkdir(parents=True, exist_ok=True)
-    run: Callable[[StageContext], Ref] = importlib.import_module(f"eagle3_core.stages.{stage.name}").run
-    with full_disk_is_typed(context.work):
-        return run(context)
+    try:
+        run: Callable[[StageContext], Ref] = importlib.import_module(f"eagle3_core.stages.{stage.name}").run
+        with full_disk_is_typed(context.work):
+            return run(context)
+    except DEFECTS as error:
+        traceback.print_exc()
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        raise DefectError(
+            f"{stage.name}: {type(error).__name__}: {error} ({where.filename}:{where.lineno}); nothing of the run is "
+            "lost; mend the code or the environment (`make setup`), then clear this task or run again"
+        ) from error
 
 
 def _write(path: Path, values: object) -> None:

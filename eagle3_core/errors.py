@@ -22,6 +22,7 @@ Eagle3Error
 |   `-- NonFiniteError       fix     too many NaN or infinite gradients
 |-- ExportError              fix     key sets or config would not load as written
 |-- ParityError              fix     the export does not behave like the trained drafter
+|-- DefectError              fix     a defect of this program or its installation; again would end the same way
 `-- JobError
     |-- JobLostError         retry   the process vanished without leaving a result
     `-- JobFencedError       fix     another attempt owns the job now
@@ -147,6 +148,10 @@ class ExportError(Eagle3Error):
 
 class ParityError(Eagle3Error):
     """The exported drafter does not behave like the trained one, or the gate has no power."""
+
+
+class DefectError(Eagle3Error):
+    """A defect of this program or of its installation, such as an import that fails."""
 
 
 class JobError(Eagle3Error):
