@@ -25,6 +25,7 @@ from eagle3_core.cli.demo import demo, stop
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.plan import plan
 from eagle3_core.cli.reference import reference
+from eagle3_core.cli.remap import remap
 from eagle3_core.cli.repair import repair
 from eagle3_core.cli.status import status
 from eagle3_core.cli.watch import ConsoleWatcher
@@ -112,6 +113,7 @@ def _stage_command(stage: Stage) -> Callable[..., None]:
 app.command(rich_help_panel="Planning and looking")(plan)
 app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
+app.command(rich_help_panel="Drafters")(remap)
 app.command(rich_help_panel="A local Airflow")(demo)
 app.command(rich_help_panel="A local Airflow")(stop)
 app.command(hidden=True)(reference)

@@ -1,102 +1,249 @@
-"""How parameters of one and the same drafter are called by those who train and serve it. Dialects are data."""
+"""How parameters of one and the same drafter are called by those who train and serve it. Dialects are data.
+
+A canonical name is our own: `fc.weight`, `layer.self_attn.q_proj.weight`, `d2t`. Everything else is spelling, plus the
+few habits that decide how a config is read: where the aux layer ids stand and what they count.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from enum import StrEnum
+from typing import Literal
 
 from eagle3_core.errors import ExportError
 
-T = TypeVar("T")
-
-LAYER_PARAMETERS = (
-    "input_layernorm.weight",
-    "hidden_norm.weight",
-    "self_attn.q_proj.weight",
-    "self_attn.k_proj.weight",
-    "self_attn.v_proj.weight",
-    "self_attn.o_proj.weight",
-    "post_attention_layernorm.weight",
-    "mlp.gate_proj.weight",
-    "mlp.up_proj.weight",
-    "mlp.down_proj.weight",
-)
-"""Parameters of the one decoder layer; only their prefix differs between dialects."""
-
-SHARED_PARAMETERS = ("fc.weight", "norm.weight", "lm_head.weight")
+LAYER = "layer."
+LAYER_PARAMETERS = tuple(
+    f"{LAYER}{tail}.weight"
+    for tail in (
+        "input_layernorm", "hidden_norm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
+        "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
+    )
+)  # fmt: skip
+HEAD, EMBEDDING, INPUT_NORM = "lm_head.weight", "embed_tokens.weight", "input_norm.weight"
 MAPS = ("d2t", "t2d")
-OPTIONAL = ("embed_tokens.weight",)
-"""Some files carry the target's embedding; every engine replaces it by the target's own."""
+REQUIRED = ("fc.weight", *LAYER_PARAMETERS, "norm.weight")
+MAX_AUX = 16
+FC_NORMS = tuple(f"fc_norm.{index}.weight" for index in range(MAX_AUX))
+CANONICAL = (*REQUIRED, HEAD, *MAPS, EMBEDDING, INPUT_NORM, *FC_NORMS)
+"""All names there are. What beyond `REQUIRED` must be there, sizes and config decide."""
+
+WRAPPERS = frozenset({"_orig_mod", "module"})
+"""Path elements that torch.compile and DistributedDataParallel put into names; no parameter has one of its own."""
+
+OLDER = {f"aux_norm_{place}.weight": FC_NORMS[index] for index, place in enumerate(("low", "mid", "high"))}
+"""Names that only older files hold."""
+
+
+class Numbering(StrEnum):
+    """What an aux layer id counts: the layer whose output is meant, the one it enters, or SGLang's rule per class."""
+
+    OUTPUTS = "outputs"
+    ENTRIES = "entries"
+    SGLANG = "sglang"
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of naming; `layer` is the prefix of the decoder layer's parameters."""
+    """One way of naming and configuring.
+
+    `layer` is the prefix of the decoder layer's parameters, `root` that of all others but head and vocabulary maps.
+    `extras` are deviations from plain EAGLE-3 that whoever reads this dialect computes.
+    """
 
     name: str
     layer: str
+    root: str = ""
+    has_t2d: bool = True
+    config: Literal["own", "flat", "nested"] = "flat"
+    architecture: str = "LlamaForCausalLMEagle3"
+    numbering: Numbering = Numbering.SGLANG
+    extras: frozenset[str] = frozenset()
+    rope_types: frozenset[str] = frozenset({"default", "linear", "llama3", "yarn", "dynamic"})
+    reader: str = "SGLang"
 
     @property
-    def required(self) -> frozenset[str]:
-        """Return every key a file of this dialect must hold."""
-        return frozenset((*SHARED_PARAMETERS, *(self.layer + tail for tail in LAYER_PARAMETERS), *MAPS))
+    def keys(self) -> tuple[str, str]:
+        """Return what tells key sets apart; dialects with equal `keys` differ in their config alone."""
+        return self.layer, self.root
 
-    def rename(self, key: str, to: Dialect) -> str:
-        """Return what `to` calls a key of this dialect."""
-        return to.layer + key.removeprefix(self.layer) if key.startswith(self.layer) else key
+    def spell(self, canonical: str) -> str:
+        """Return what this dialect calls a parameter."""
+        if canonical.startswith(LAYER):
+            return self.layer + canonical.removeprefix(LAYER)
+        return canonical if canonical in (HEAD, *MAPS) else self.root + canonical
 
+
+SGLANG_EXTRAS = frozenset({"norm_output", "norm_before_fc", "fc_norm", "target_hidden_size"})
+VLLM_EXTRAS = SGLANG_EXTRAS | {"norm_before_residual", "sliding_window"}
 
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("own", "layer."),
-        Dialect("sglang", "midlayer."),
-        Dialect("vllm", "layers.0."),
+        Dialect("own", "layer.", config="own", architecture="", numbering=Numbering.OUTPUTS,
+                rope_types=frozenset({"default", "linear", "llama3", "yarn"}), reader="our own network"),
+        Dialect("sglang", "midlayer.", extras=SGLANG_EXTRAS),
+        Dialect("specforge", "midlayer.", extras=SGLANG_EXTRAS),
+        Dialect("eagle", "midlayer.", extras=frozenset({"target_hidden_size"}), reader="EAGLE's own code",
+                rope_types=frozenset({"default", "linear", "dynamic"})),
+        Dialect("sglang-new", "layers.0.", extras=SGLANG_EXTRAS),
+        Dialect("vllm", "layers.0.", architecture="Eagle3LlamaForCausalLM", numbering=Numbering.ENTRIES,
+                extras=VLLM_EXTRAS, reader="vLLM"),
+        Dialect("modelopt", "layers.0.", has_t2d=False, numbering=Numbering.OUTPUTS, extras=SGLANG_EXTRAS),
+        Dialect("speculators", "layers.0.", config="nested", architecture="Eagle3Speculator",
+                numbering=Numbering.ENTRIES, extras=VLLM_EXTRAS, reader="vLLM"),
+        Dialect("automodel", "model.layers.0.", "model.", extras=SGLANG_EXTRAS),
     )
-}
-"""`sglang` is also SpecForge's and EAGLE's spelling, `vllm` also that of speculators."""
+}  # fmt: skip
+"""`sglang` is what every SGLang reads, old and new; `sglang-new` and `automodel` name parameters as 0.5.23 does."""
+
+NESTED_CONFIG = "transformer_layer_config"
+IDS = "eagle_aux_hidden_state_layer_ids"
+BLOCK = "eagle3"
+"""Our own block in every config we write: the dialect, and the aux layers by their outputs."""
 
 
-def check_keys(found: Collection[str], dialect: Dialect, where: str) -> None:
-    """Compare a key set with a dialect's, both ways.
+@dataclass(frozen=True)
+class Naming:
+    """A key set, understood: `canonical` maps each key as found to its canonical name."""
+
+    dialect: Dialect
+    canonical: Mapping[str, str]
+    readable_as: tuple[str, ...]
+
+
+def dialect_named(name: str, option: str) -> Dialect:
+    """Return a dialect.
 
     Raises:
-        ExportError: names the missing and the unknown keys.
+        ExportError: there is none of that name.
     """
-    missing = sorted(dialect.required - set(found))
-    unknown = sorted(set(found) - dialect.required - set(OPTIONAL))
+    if name not in DIALECTS:
+        raise ExportError(f"{option} {name}: expected one of {', '.join(DIALECTS)}")
+    return DIALECTS[name]
+
+
+def understand(keys: Sequence[str], config: Mapping[str, object], where: str, told: str | None = None) -> Naming:
+    """Return the one dialect of a key set and config; `told` is what the user says it is.
+
+    Raises:
+        ExportError: names what is missing, unknown, twice there, contradictory or ambiguous.
+    """
+    stripped = _strip(keys, where)
+    family = _family(list(stripped), where)
+    spelled = _spellings(family)
+    canonical = {found: spelled[plain] for plain, found in stripped.items()}
+    _once(canonical, where)
+    fitting = [dialect for dialect in DIALECTS.values() if dialect.keys == family.keys]
+    dialect, alike = _choose(fitting, set(canonical.values()), config, where, told)
+    return Naming(dialect, canonical, alike)
+
+
+def _strip(keys: Sequence[str], where: str) -> dict[str, str]:
+    """Return found keys by their name without wrappers."""
+    stripped: dict[str, str] = {}
+    for key in keys:
+        plain = ".".join(part for part in key.split(".") if part not in WRAPPERS)
+        if plain in stripped:
+            raise ExportError(
+                f"{where}: expected each parameter once, found both {stripped[plain]} and {key}; drop one of them"
+            )
+        stripped[plain] = key
+    return stripped
+
+
+def _once(canonical: Mapping[str, str], where: str) -> None:
+    seen: dict[str, str] = {}
+    for found, name in canonical.items():
+        if name in seen:
+            raise ExportError(f"{where}: expected each parameter once, found both {seen[name]} and {found}; drop one")
+        seen[name] = found
+
+
+def _spellings(dialect: Dialect) -> dict[str, str]:
+    names = {dialect.spell(name): name for name in CANONICAL}
+    return names | {dialect.root + old: name for old, name in OLDER.items()}
+
+
+def _family(keys: list[str], where: str) -> Dialect:
+    """Return a dialect of the key set's spelling, once the set is known to be whole."""
+    families = list({dialect.keys: dialect for dialect in reversed(DIALECTS.values())}.values())
+    seen = [family for family in families if any(key.startswith(family.layer) for key in keys)]
+    if len(seen) != 1:
+        prefixes = ", ".join(f"{family.layer}*" for family in reversed(families))
+        what = " and ".join(f"{family.layer}*" for family in seen) or f"{', '.join(sorted(keys)[:4]) or 'no key'}"
+        raise ExportError(
+            f"{where}: expected the layer of one EAGLE-3 drafter ({prefixes}), found {what}; "
+            f"{'drop one of the copies' if seen else 'is this the drafter, and has it one Llama-style layer?'}"
+        )
+    family = seen[0]
+    missing = [family.spell(name) for name in REQUIRED if family.spell(name) not in keys]
+    unknown = sorted(set(keys) - set(_spellings(family)))
     if missing or unknown:
         parts = [f"missing {', '.join(missing)}"] if missing else []
         parts += [f"unknown {', '.join(unknown)}"] if unknown else []
         raise ExportError(
-            f"{where}: not the keys of an EAGLE-3 drafter in the {dialect.name} dialect: {'; '.join(parts)}; "
-            "an engine would drop or leave such parameters uninitialised without a word"
+            f"{where}: expected the keys of one EAGLE-3 drafter with {family.layer}*, found {'; '.join(parts)}; an "
+            "engine drops the unknown and leaves the missing uninitialised without a word, so save it again"
         )
+    return family
 
 
-def detect(found: Collection[str], where: str = "drafter") -> Dialect:
-    """Return the one dialect whose keys these are.
+def _choose(
+    fitting: list[Dialect], names: set[str], config: Mapping[str, object], where: str, told: str | None
+) -> tuple[Dialect, tuple[str, ...]]:
+    """Return the dialect and the names of all that would read this file alike."""
+    block = config.get(BLOCK)
+    declared = block.get("dialect") if isinstance(block, dict) else None
+    for name, who in ((told, "--from"), (declared, f"config.json {BLOCK}.dialect")):
+        if name is not None:
+            chosen = dialect_named(str(name), who)
+            if chosen not in fitting:
+                raise ExportError(
+                    f"{where}: {who} is {name}: expected its keys, found {fitting[0].layer}* as in {_listed(fitting)}; "
+                    "correct it"
+                )
+            return chosen, (chosen.name,)
+    left = [dialect for dialect in fitting if _fits(dialect, names, config)]
+    if not left:
+        raise ExportError(
+            f"{where}: expected config.json, t2d and {IDS} as one of {_listed(fitting)} writes them, found a mixture "
+            "(t2d missing, or layer ids where that dialect does not read them); say which it is with --from"
+        )
+    has_ids = bool(_ids(config, Numbering.ENTRIES) or _ids(config, Numbering.SGLANG))
+    if has_ids and len({dialect.numbering for dialect in left}) > 1:
+        raise ExportError(
+            f"{where}: {IDS}: expected to know which of {_listed(left)} wrote them, since each counts differently, "
+            "found nothing that tells; say it with --from"
+        )
+    return left[0], tuple(dialect.name for dialect in left)
 
-    Raises:
-        ExportError: keys of no dialect or of several, or a key set that is not whole.
-    """
-    seen = [dialect for dialect in DIALECTS.values() if any(key.startswith(dialect.layer) for key in found)]
-    if len(seen) != 1:
-        prefixes = ", ".join(f"{dialect.layer}* ({dialect.name})" for dialect in DIALECTS.values())
-        what = f"keys of {' and '.join(d.name for d in seen)} mixed" if seen else f"{sorted(found)[:4]}"
-        raise ExportError(f"{where}: expected layer parameters of exactly one dialect, {prefixes}; found {what}")
-    check_keys(found, seen[0], where)
-    return seen[0]
+
+def _fits(dialect: Dialect, names: set[str], config: Mapping[str, object]) -> bool:
+    """Tell whether a file of these names and this config can be of this dialect."""
+    nested = NESTED_CONFIG in config or "speculators_model_type" in config
+    if dialect.config == "own":
+        return True
+    if (dialect.config == "nested") != nested:
+        return False
+    if names & set(MAPS) and dialect.has_t2d != ("t2d" in names):
+        return False
+    other = Numbering.SGLANG if dialect.numbering is Numbering.ENTRIES else Numbering.ENTRIES
+    if _ids(config, other) and not _ids(config, dialect.numbering):
+        return False
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else ""
+    return first not in {d.architecture for d in DIALECTS.values()} or first == dialect.architecture
 
 
-def remap(tensors: Mapping[str, T], to: str, where: str = "drafter") -> dict[str, T]:
-    """Return the same tensors under the names of dialect `to`; values are passed on untouched.
+def _ids(config: Mapping[str, object], numbering: Numbering) -> object:
+    """Return the ids standing where a dialect of this numbering reads them."""
+    if numbering is Numbering.ENTRIES:
+        return config.get(IDS)
+    nested = config.get("eagle_config")
+    return nested.get(IDS) if isinstance(nested, dict) else None
 
-    Raises:
-        ExportError: `to` is unknown, or the source is not exactly one known dialect.
-    """
-    if to not in DIALECTS:
-        raise ExportError(f"dialect {to!r}: unknown, known are {', '.join(DIALECTS)}")
-    source = detect(tensors, where)
-    return {source.rename(key, DIALECTS[to]): value for key, value in tensors.items()}
+
+def _listed(dialects: list[Dialect]) -> str:
+    return ", ".join(dialect.name for dialect in dialects)

@@ -19,7 +19,8 @@ def run(context: StageContext) -> Ref:
         return done
     from safetensors.torch import load_file
 
-    from eagle3_core.export import sglang
+    from eagle3_core.export.own import export_drafter
+    from eagle3_core.export.plan import TargetFacts
     from eagle3_core.model.architecture import CONFIG_FILE, DrafterArchitecture
 
     checkpoint = context.input("checkpoint")
@@ -34,17 +35,15 @@ def run(context: StageContext) -> Ref:
     own = load_file(checkpoint.verified_path("drafter.safetensors"))
     vocab = load_file(checkpoint.verified_path("vocab.safetensors"))
     dtype = context.run.target.dtype
-    tensors = sglang.drafter_tensors(own, vocab, sizes, dtype, checkpoint.ref.key)
-    config = sglang.drafter_config(sizes, read_config(target), dtype)
     staged = context.staged()
-    sglang.write(staged, tensors, config)
-    parameters = sum(tensor.numel() for name, tensor in tensors.items() if name not in ("d2t", "t2d"))
+    facts_of_target = TargetFacts(read_config(target), str(target), lambda: found)
+    plan = export_drafter(staged, own, vocab, sizes, facts_of_target, dtype, checkpoint.ref.key).plan
     facts = {
-        "dialect": "sglang",
-        "parameters": parameters,
+        "dialect": plan.to.name,
+        "parameters": plan.parameters,
         "dtype": dtype,
         "draft_vocab_size": sizes.draft_vocab_size,
         "aux_layers": list(sizes.aux_layers),
         "target_sha256": sizes.target_sha256,
     }
-    return context.commit(staged, content=content, facts=facts, ref_facts={"parameters": parameters})
+    return context.commit(staged, content=content, facts=facts, ref_facts={"parameters": plan.parameters})

@@ -18,7 +18,8 @@ from eagle3_core.engine.server import SglangServer
 from eagle3_core.evaluate.measurement import ServedAnswer, pool
 from eagle3_core.evaluate.parity import HeldOut, compare, require, trained_logits
 from eagle3_core.evaluate.reference import Reference, TargetEnds
-from eagle3_core.export import sglang
+from eagle3_core.export.own import export_drafter
+from eagle3_core.export.plan import TargetFacts
 from eagle3_core.identity import read_config
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.model.drafter import Eagle3Drafter
@@ -121,9 +122,8 @@ def exported(tmp_path_factory):
         target_class="LlamaForCausalLM",
     )  # fmt: skip
     own, vocab = drafter(sizes, ends)
-    (root / "drafter").mkdir()
-    tensors = sglang.drafter_tensors(own, vocab, sizes, "float32", "world")
-    sglang.write(root / "drafter", tensors, sglang.drafter_config(sizes, read_config(directory), "float32"))
+    target = TargetFacts(read_config(directory), str(directory), lambda: sizes.target_sha256)
+    export_drafter(root / "drafter", own, vocab, sizes, target, "float32", "world")
     network = Eagle3Drafter(sizes, ends.embedding)
     network.load_state_dict(own)
     return directory, root / "drafter", ends, network

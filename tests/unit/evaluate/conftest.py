@@ -5,14 +5,17 @@ tokens is a surprise. The drafter carries b in the second half of its state and 
 """
 
 import json
+import shutil
 from dataclasses import dataclass
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eagle3_core.evaluate.parity import HeldOut
 from eagle3_core.evaluate.reference import Reference, TargetEnds
-from eagle3_core.export import sglang
+from eagle3_core.export.own import export_drafter
+from eagle3_core.export.plan import TargetFacts
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.model.drafter import Eagle3Drafter
 
@@ -37,9 +40,13 @@ class World:
 
     def reference(self, **changes: torch.Tensor) -> Reference:
         """Export, with some tensors changed on the way, and load as SGLang does."""
-        tensors = sglang.drafter_tensors(self.own, self.vocab, SIZES, "float32", "world")
-        target = {"num_hidden_layers": 8, "max_position_embeddings": 512}
-        sglang.write(self.directory, {**tensors, **changes}, sglang.drafter_config(SIZES, target, "float32"))
+        config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "max_position_embeddings": 512}
+        target = TargetFacts(config, "target", lambda: SIZES.target_sha256)
+        shutil.rmtree(self.directory)
+        export_drafter(self.directory, self.own, self.vocab, SIZES, target, "float32", "world")
+        if changes:
+            path = self.directory / "model.safetensors"
+            save_file({**load_file(path), **changes}, path)
         return Reference.load(self.directory, self.ends)
 
     def edit_config(self, **changes: object) -> None:

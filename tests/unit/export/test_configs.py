@@ -1,0 +1,136 @@
+"""What stands in the config of each engine: RoPE in both spellings, layer ids by class, positions, the head."""
+
+import pytest
+
+from eagle3_core.errors import EngineArgsError, ExportError
+from eagle3_core.export.dialects import DIALECTS, Numbering
+from eagle3_core.export.numbering import Target, translate
+from eagle3_core.export.remap import remap
+from eagle3_core.export.rope import read_rope, write_rope
+from tests.unit.export import tiny
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 128}
+DEFAULT = {"rope_type": "default", "rope_theta": 5e6}
+FLAT = [name for name in DIALECTS if name not in ("own", "speculators")]
+
+
+def made(tmp_path, name="sglang", to="sglang", target=None, **changes):
+    source = tiny.write(tmp_path / "in", name, **changes)
+    out = tmp_path / "out"
+    return tiny.read_config(remap(source, out, to, target=target or tiny.target()).out)
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN, DEFAULT], ids=lambda rope: rope["rope_type"])
+@pytest.mark.parametrize("spelling", ["newer", "older", "oldest", "both"])
+def test_rope_is_read_in_every_spelling(rope, spelling):
+    theta = {"rope_theta": rope["rope_theta"]}
+    rest = {name: value for name, value in rope.items() if name != "rope_theta"}
+    kind = rest.get("rope_type")
+    old = {**{name: value for name, value in rest.items() if name != "rope_type"}, "type": kind}
+    config = {
+        "newer": {"rope_parameters": rope},
+        "older": {**theta, "rope_scaling": rest if kind != "default" else None},
+        "oldest": {**theta, "rope_scaling": old if kind != "default" else None},
+        "both": {"rope_parameters": rope, **theta, "rope_scaling": rest if kind != "default" else None},
+    }[spelling]
+    assert read_rope(config, "here") == rope
+
+
+def test_multimodal_sections_are_plain_rope_for_text():
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}, "rope_theta": 1e6}
+    assert read_rope(rope, "here") == {"rope_type": "default", "rope_theta": 1e6}
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN, DEFAULT], ids=lambda rope: rope["rope_type"])
+def test_both_spellings_are_written_and_agree(rope):
+    written = write_rope(rope)
+    assert written["rope_parameters"] == rope
+    assert written["rope_theta"] == rope["rope_theta"]
+    assert read_rope({**written, "rope_parameters": None}, "here") == rope
+
+
+@pytest.mark.parametrize("rope", [LLAMA3, YARN, DEFAULT], ids=lambda rope: rope["rope_type"])
+def test_transformers_reads_the_rope_that_was_meant(rope, tmp_path):
+    from transformers import AutoConfig
+
+    made(tmp_path, rope_parameters=rope, rope_theta=None)
+    read = AutoConfig.from_pretrained(tmp_path / "out")
+    assert {name: read.rope_parameters[name] for name in rope} == rope
+
+
+def test_eagles_own_code_finds_its_older_word_for_the_type(tmp_path):
+    config = made(tmp_path, to="eagle", rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert config["rope_scaling"]["type"] == "linear"
+
+
+@pytest.mark.parametrize("to", FLAT)
+def test_a_tied_target_does_not_tie_the_drafter_and_its_positions_are_the_drafters(to, tmp_path):
+    config = made(tmp_path, to=to, tie_word_embeddings=True)
+    assert config["tie_word_embeddings"] is False
+    assert config["max_position_embeddings"] == 4096
+    assert config["draft_vocab_size"] == 4
+    assert config["torch_dtype"] == "bfloat16"
+    assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
+    assert config["architectures"] == [DIALECTS[to].architecture]
+
+
+def test_the_nested_config_is_what_vllm_reads(tmp_path):
+    config = made(tmp_path, to="speculators")
+    assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
+    assert config["norm_before_residual"] is False
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 6]
+    assert config["transformer_layer_config"]["hidden_size"] == tiny.D
+    assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+
+
+def test_a_proposal_of_the_source_is_kept(tmp_path):
+    proposal = {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 3}]}
+    assert made(tmp_path, "speculators", "speculators", speculators_config=proposal)["speculators_config"] == proposal
+
+
+LLAMA, DEEPSEEK, GPT_OSS = "LlamaForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"
+
+
+@pytest.mark.parametrize(
+    ("model_class", "layers", "given", "outputs"),
+    [
+        (LLAMA, 36, (1, 17, 32), (1, 17, 32)),
+        (LLAMA, 36, (2, 18, 33), (2, 18, 33)),
+        (DEEPSEEK, 61, (1, 29, 57), (1, 29, 57)),
+        (DEEPSEEK, 61, (2, 30, 58), (1, 29, 57)),
+        (DEEPSEEK, 61, (3, 30, 57), (2, 29, 56)),
+        (DEEPSEEK, 61, (2, 30, 60), (1, 29, 59)),
+        (GPT_OSS, 24, (1, 11, 20), (1, 11, 20)),
+        (GPT_OSS, 24, (2, 12, 24), (1, 11, 23)),
+        (GPT_OSS, 24, (1, 11, 23), (1, 11, 23)),
+    ],
+)
+def test_what_sglang_would_capture_for_given_ids(model_class, layers, given, outputs):
+    target = Target(model_class, layers)
+    assert translate(given, Numbering.SGLANG, Numbering.OUTPUTS, target, "here") == outputs
+    assert translate(given, Numbering.SGLANG, Numbering.ENTRIES, target, "here") == tuple(x + 1 for x in outputs)
+
+
+@pytest.mark.parametrize(
+    ("model_class", "outputs", "given"),
+    [(LLAMA, (1, 3, 4), (1, 3, 4)), (DEEPSEEK, (2, 3, 4), (3, 4, 5)), (DEEPSEEK, (1, 3, 4), (1, 3, 4))],
+)
+def test_what_sglang_is_given_for_wanted_outputs(model_class, outputs, given):
+    assert translate(outputs, Numbering.OUTPUTS, Numbering.SGLANG, Target(model_class, 8), "here") == given
+
+
+@pytest.mark.parametrize(
+    ("ids", "source", "to", "target"),
+    [
+        ((0, 3), Numbering.ENTRIES, Numbering.OUTPUTS, Target()),
+        ((1, 3), Numbering.SGLANG, Numbering.OUTPUTS, Target("NobodyKnowsMe", 8)),
+        ((1, 7), Numbering.OUTPUTS, Numbering.SGLANG, Target(LLAMA, 8)),
+        ((1, 3), Numbering.OUTPUTS, Numbering.SGLANG, Target(LLAMA)),
+    ],
+)
+def test_ids_that_cannot_be_translated_are_an_export_error(ids, source, to, target):
+    with pytest.raises(ExportError) as caught:
+        translate(ids, source, to, target, "here")
+    assert not isinstance(caught.value, EngineArgsError)

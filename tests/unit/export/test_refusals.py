@@ -1,0 +1,361 @@
+"""What is refused, by name and in one line, and that nothing is left behind."""
+
+import json
+
+import pytest
+import torch
+
+from eagle3_core.errors import ExportError
+from eagle3_core.export.remap import remap
+from tests.unit.export import tiny
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture
+def refused(tmp_path):
+    """Return a function that remaps a directory and returns the one line of its refusal."""
+
+    def refuse(source, to="sglang", **more):
+        more = {"target": tiny.target(), **more}
+        with pytest.raises(ExportError) as caught:
+            remap(source, tmp_path / "out", to, **more)
+        assert not (tmp_path / "out").exists()
+        assert not list(tmp_path.glob(".*"))
+        line = str(caught.value)
+        assert "\n" not in line
+        assert "expected" in line
+        assert "found" in line
+        return line
+
+    return refuse
+
+
+def drafter(tmp_path, name="sglang", config=None, **changes):
+    """Return a drafter some tensors of which are replaced, added or (None) taken away; `__` stands for a dot."""
+    values = {**tiny.tensors(name), **{key.replace("__", "."): value for key, value in changes.items()}}
+    values = {key: value for key, value in values.items() if value is not None}
+    return tiny.write(tmp_path / "in", name, values, **(config or {}))
+
+
+def used(*ids):
+    flags = torch.zeros(tiny.V, dtype=torch.bool)
+    flags[list(ids)] = True
+    return flags
+
+
+@pytest.mark.parametrize("name", sorted(tiny.PREFIXES))
+def test_a_missing_parameter_is_named_as_that_dialect_calls_it(name, tmp_path, refused):
+    layer, _ = tiny.PREFIXES[name]
+    key = f"{layer}self_attn.o_proj.weight"
+    line = refused(drafter(tmp_path, name, **{key: None}), "own" if name == "sglang" else "sglang")
+    assert f"missing {key}" in line
+
+
+@pytest.mark.parametrize("key", ["surprise.weight", "layers.1.mlp.up_proj.weight", "midlayer.self_attn.q_proj.bias",
+                                 "midlayer.self_attn.q_norm.weight", "mask_hidden"])  # fmt: skip
+def test_an_unknown_key_is_named_because_sglang_would_drop_it(key, tmp_path, refused):
+    line = refused(drafter(tmp_path, **{key: torch.zeros(1)}))
+    assert key in line
+
+
+def test_layers_under_a_prefix_nobody_has(tmp_path, refused):
+    values = {key.replace("midlayer.", "blocks.0."): value for key, value in tiny.tensors("sglang").items()}
+    assert "blocks.0." in refused(tiny.write(tmp_path / "in", "sglang", values))
+
+
+def test_two_spellings_of_the_layer_in_one_file(tmp_path, refused):
+    both = {**tiny.tensors("sglang"), **tiny.tensors("vllm")}
+    assert "layers.0.* and midlayer.*" in refused(tiny.write(tmp_path / "in", "sglang", both))
+
+
+@pytest.mark.parametrize(
+    ("other", "config"),
+    [("_orig_mod.fc.weight", {}), ("aux_norm_low.weight", {"fc_norm": True})],
+)
+def test_one_parameter_under_two_names(other, config, tmp_path, refused):
+    norms = {f"fc_norm.{place}.weight": torch.ones(tiny.D).bfloat16() for place in range(3)} if config else {}
+    source = drafter(tmp_path, config=config, **norms, **{other: torch.zeros(tiny.D, 3 * tiny.D)})
+    assert other in refused(source)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "shown"),
+    [
+        ("fc.weight", torch.zeros(tiny.D, 2 * tiny.D), "(16, 48) from the config, found (16, 32)"),
+        ("lm_head.weight", torch.zeros(tiny.V, tiny.D), "(4, 16) from the config, found (40, 16)"),
+        ("embed_tokens.weight", torch.zeros(tiny.V + 24, tiny.D), "(40, 16) from the config, found (64, 16)"),
+        ("t2d", used(3, 4, 9, 20)[:30].clone(), "(40,) from the config, found (30,)"),
+    ],
+)
+def test_a_shape_that_is_not_the_configs(key, value, shown, tmp_path, refused):
+    line = refused(drafter(tmp_path, **{key: value}))
+    assert key in line
+    assert shown in line
+
+
+@pytest.mark.parametrize("bad", [NAN, INF, -INF])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
+def test_numbers_that_are_none(bad, dtype, tmp_path, refused):
+    values = tiny.tensors("sglang", dtype=dtype)
+    values["midlayer.mlp.down_proj.weight"][-1, -1] = bad
+    line = refused(tiny.write(tmp_path / "in", "sglang", values))
+    assert "midlayer.mlp.down_proj.weight" in line
+    assert "NaN or infinite" in line
+
+
+OFFSETS = [3, 3, 7, 17]
+
+
+@pytest.mark.parametrize(
+    ("d2t", "hint"),
+    [(tiny.USED, "look like absolute ids"), ([0, 1, 2, 3], "disagree"), ([0, 0, 0, 0], "disagree"),
+     ([3, 3, 7, 16], "disagree"), ([3, 3, 7, 99], "disagree")],
+)  # fmt: skip
+def test_d2t_that_is_no_offsets_to_t2d(d2t, hint, tmp_path, refused):
+    assert hint in refused(drafter(tmp_path, d2t=torch.tensor(d2t)))
+
+
+@pytest.mark.parametrize(
+    ("d2t", "hint"),
+    [(tiny.USED, "could be absolute ids too"), ([30, 31, 37, 38], "look like absolute ids"),
+     ([3, 3, 7, 99], "below 40"), ([3, 1, 7, 17], "rising"), ([-1, 3, 7, 17], "rising")],
+)  # fmt: skip
+def test_d2t_alone_that_is_no_offsets(d2t, hint, tmp_path, refused):
+    assert hint in refused(drafter(tmp_path, "modelopt", d2t=torch.tensor(d2t)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("d2t", torch.tensor(OFFSETS, dtype=torch.int32)), ("t2d", used(*tiny.USED).to(torch.uint8)),
+     ("fc.weight", torch.zeros(tiny.D, 3 * tiny.D, dtype=torch.int8))],
+)  # fmt: skip
+def test_a_dtype_that_cannot_be_meant(key, value, tmp_path, refused):
+    assert f"{key}: expected" in refused(drafter(tmp_path, **{key: value}))
+
+
+@pytest.mark.parametrize("gone", [("d2t", "t2d"), ("d2t",), ("t2d",)])
+def test_a_reduced_vocabulary_without_its_maps(gone, tmp_path, refused):
+    line = refused(drafter(tmp_path, **dict.fromkeys(gone)))
+    assert any(name in line for name in gone)
+
+
+def test_a_missing_head_that_is_tied_to_nothing(tmp_path, refused):
+    assert "lm_head.weight" in refused(drafter(tmp_path, lm_head__weight=None))
+
+
+def test_a_reduced_head_cannot_be_tied(tmp_path, refused):
+    source = drafter(tmp_path, config={"tie_word_embeddings": True}, lm_head__weight=None,
+                     embed_tokens__weight=torch.zeros(tiny.V, tiny.D).bfloat16())  # fmt: skip
+    assert "lm_head.weight" in refused(source)
+
+
+@pytest.mark.parametrize("to", ["sglang", "sglang-new", "specforge", "eagle", "modelopt", "automodel", "own"])
+def test_the_residual_after_the_norm_is_served_by_vllm_alone(to, tmp_path, refused):
+    source = drafter(tmp_path, "speculators", {"norm_before_residual": True})
+    assert "norm_before_residual" in refused(source, to)
+    config = tiny.read_config(remap(source, tmp_path / "vllm", "vllm").out)
+    assert config["norm_before_residual"] is True
+
+
+def test_a_speculators_config_must_say_where_its_norm_is(tmp_path, refused):
+    source = drafter(tmp_path, "speculators", {"norm_before_residual": None})
+    assert "vLLM then takes true" in refused(source, "vllm")
+
+
+def test_a_sliding_window_is_ignored_by_sglang_and_so_refused(tmp_path, refused):
+    source = drafter(tmp_path, "vllm", {"sliding_window": 64})
+    assert "sliding_window" in refused(source)
+    assert tiny.read_config(remap(source, tmp_path / "spec", "speculators").out)["transformer_layer_config"][
+        "sliding_window"
+    ] == 64  # fmt: skip
+
+
+def test_a_sliding_window_that_is_off_is_none(tmp_path):
+    source = drafter(tmp_path, config={"sliding_window": 4096, "use_sliding_window": False})
+    assert "sliding_window" not in tiny.read_config(remap(source, tmp_path / "out", "sglang").out)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{"num_hidden_layers": 2}, {"attention_bias": True}, {"mlp_bias": True}, {"model_type": "gemma3_text"},
+     {"hidden_act": "gelu"}, {"quantization_config": {"bits": 4}}, {"parallel_drafting": True},
+     {"eagle_config": {"use_aux_hidden_state": False}}],
+)  # fmt: skip
+def test_a_config_these_parameters_cannot_serve(config, tmp_path, refused):
+    name = next(iter(config))
+    assert name in refused(drafter(tmp_path, config=config))
+
+
+def test_a_size_that_is_not_there(tmp_path, refused):
+    assert "'intermediate_size'" in refused(drafter(tmp_path, config={"intermediate_size": None}))
+
+
+def test_norms_the_config_does_not_mention(tmp_path, refused):
+    source = drafter(tmp_path, input_norm__weight=torch.ones(3 * tiny.D).bfloat16())
+    assert "input_norm.weight" in refused(source)
+
+
+def test_norms_the_config_asks_for(tmp_path, refused):
+    assert "fc_norm.0.weight" in refused(drafter(tmp_path, config={"fc_norm": True}))
+
+
+def test_rope_in_two_spellings_that_differ(tmp_path, refused):
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    assert "rope_theta" in refused(drafter(tmp_path, config=rope))
+
+
+def test_yarn_is_nothing_eagles_own_code_reads(tmp_path, refused):
+    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
+    assert "RoPE type" in refused(drafter(tmp_path, config=rope), "eagle")
+
+
+def test_a_drafter_narrower_than_the_target_is_refused_with_both_numbers(tmp_path, refused):
+    line = refused(drafter(tmp_path), target=tiny.target(hidden_size=128))
+    assert "128" in line
+    assert "16" in line
+
+
+@pytest.mark.parametrize(
+    ("change", "shown"),
+    [({"vocab_size": 64}, "vocabulary"), ({"num_hidden_layers": 9}, "layers"),
+     ({"architectures": ["Qwen3ForCausalLM"]}, "model class")],
+)  # fmt: skip
+def test_a_target_that_is_another(change, shown, tmp_path, refused):
+    remap(drafter(tmp_path), tmp_path / "vllm", "vllm", target=tiny.target())
+    assert shown in refused(tmp_path / "vllm", target=tiny.target(**change))
+
+
+def test_layer_ids_whose_target_is_not_known(tmp_path, refused):
+    assert "--target" in refused(drafter(tmp_path), "vllm", target=None)
+
+
+def test_our_own_format_needs_the_target(tmp_path, refused):
+    assert "--target" in refused(drafter(tmp_path), "own", target=None)
+
+
+def test_layer_ids_sglang_cannot_capture(tmp_path, refused):
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 5, tiny.LAYERS]}
+    assert "last layer" in refused(drafter(tmp_path, "vllm", ids))
+
+
+def test_layer_ids_that_two_dialects_count_differently(tmp_path, refused):
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 5, 6], "architectures": ["LlamaForCausalLM"]}
+    line = refused(drafter(tmp_path, "sglang-new", ids))
+    assert "sglang-new, vllm" in line
+    assert "--from" in line
+
+
+def test_layer_ids_where_that_dialect_does_not_read_them(tmp_path, refused):
+    ids = {"eagle_aux_hidden_state_layer_ids": [2, 5, 6], "eagle_config": None}
+    assert "--from" in refused(drafter(tmp_path, "sglang", ids))
+
+
+def test_a_dialect_the_keys_are_not_of(tmp_path, refused):
+    assert "--from is sglang" in refused(drafter(tmp_path, "vllm"), told="sglang")
+
+
+def test_a_config_of_ours_with_other_weights(tmp_path, refused):
+    block = {"eagle3": {"dialect": "sglang"}}
+    assert "eagle3.dialect is sglang" in refused(drafter(tmp_path, "vllm", block))
+
+
+def test_a_config_of_ours_whose_ids_were_edited(tmp_path, refused):
+    made = remap(drafter(tmp_path), tmp_path / "made", "vllm", target=tiny.target()).out
+    config = tiny.read_config(made)
+    config["eagle_aux_hidden_state_layer_ids"] = [1, 4, 5]
+    (made / "config.json").write_text(json.dumps(config))
+    assert "was edited" in refused(made)
+
+
+@pytest.mark.parametrize("option", ["to", "told"])
+def test_an_unknown_dialect_is_answered_with_the_known_ones(option, tmp_path):
+    arguments = {"to": "sglang", "told": None, option: "eagle9"}
+    with pytest.raises(ExportError, match=r"eagle9: expected one of own, sglang, .*automodel"):
+        remap(drafter(tmp_path), tmp_path / "out", **arguments)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt"])
+def test_a_pickle_is_never_read_and_the_way_to_convert_it_is_shown(name, tmp_path, refused):
+    source = drafter(tmp_path)
+    (source / "model.safetensors").unlink()
+    torch.save(tiny.tensors("sglang"), source / name)
+    for given in (source, source / name):
+        line = refused(given)
+        assert "pickle" in line
+        assert f"torch.load('{name}', weights_only=True)" in line
+
+
+def test_the_way_shown_converts_it(tmp_path):
+    import subprocess
+    import sys
+
+    source = drafter(tmp_path)
+    (source / "model.safetensors").unlink()
+    torch.save(tiny.tensors("sglang"), source / "pytorch_model.bin")
+    with pytest.raises(ExportError) as caught:
+        remap(source, tmp_path / "out", "sglang")
+    code = str(caught.value).split('python -c "')[1].rstrip('"')
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=source)
+    remap(source, tmp_path / "out", "sglang", target=tiny.target())
+    assert tiny.same(tiny.read(tmp_path / "out"), tiny.tensors("sglang"))
+
+
+@pytest.fixture
+def shards(tmp_path):
+    return tiny.shard(drafter(tmp_path), 3)
+
+
+def test_a_shard_that_is_not_there(shards, refused):
+    (shards / "model-00002-of-00003.safetensors").unlink()
+    assert "model-00002-of-00003.safetensors" in refused(shards)
+
+
+def test_a_stale_file_beside_the_shards(shards, refused):
+    (shards / "model.safetensors").write_bytes((shards / "model-00001-of-00003.safetensors").read_bytes())
+    assert "model.safetensors, which engines would load too" in refused(shards)
+
+
+def test_an_index_of_other_shards(shards, refused):
+    path = shards / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["weight_map"]["fc.weight"] = "model-00003-of-00003.safetensors"
+    path.write_text(json.dumps(index))
+    assert "fc.weight" in refused(shards)
+
+
+def test_a_key_in_two_shards(shards, refused):
+    path = shards / "model-00003-of-00003.safetensors"
+    tiny.save_file({**tiny.load_file(path), "d2t": torch.tensor(OFFSETS)}, path)
+    assert "expected d2t in one file" in refused(shards)
+
+
+def test_shards_without_an_index(shards, refused):
+    (shards / "model.safetensors.index.json").unlink()
+    assert "no index" in refused(shards)
+
+
+def test_a_file_cut_short(tmp_path, refused):
+    source = drafter(tmp_path)
+    whole = (source / "model.safetensors").read_bytes()
+    (source / "model.safetensors").write_bytes(whole[:-1])
+    assert "bytes" in refused(source)
+
+
+def test_half_a_checkpoint_of_ours(tmp_path, refused):
+    source = drafter(tmp_path, "own")
+    (source / "vocab.safetensors").unlink()
+    assert "vocab.safetensors" in refused(source)
+
+
+@pytest.mark.parametrize("text", [None, "{", "[1]"])
+def test_a_config_that_is_none(text, tmp_path, refused):
+    source = drafter(tmp_path)
+    (source / "config.json").unlink()
+    if text is not None:
+        (source / "config.json").write_text(text)
+    assert "config.json" in refused(source)
+
+
+def test_nothing_where_the_drafter_should_be(tmp_path, refused):
+    assert "found nothing" in refused(tmp_path / "nowhere")
