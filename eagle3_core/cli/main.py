@@ -22,6 +22,7 @@ from eagle3_core.cli.common import (
     print_json,
 )
 from eagle3_core.cli.demo import demo, stop
+from eagle3_core.cli.explain import explained
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.plan import plan
 from eagle3_core.cli.reference import reference
@@ -110,6 +111,23 @@ def _stage_command(stage: Stage) -> Callable[..., None]:
     return command
 
 
+def train(
+    recipe: Recipe,
+    overrides: Overrides = None,
+    root: Root = DEFAULT_ROOT,
+    as_json: AsJson = False,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Only print what is trained, what is frozen, shapes and counts.")
+    ] = False,
+) -> None:
+    """Run the stage, or explain it."""
+    if not explain:
+        _stage_command(STAGES["train"])(recipe, overrides, root, as_json)
+        return
+    with one_line_errors():
+        print(explained(configured(recipe, overrides)))
+
+
 app.command(rich_help_panel="Planning and looking")(plan)
 app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
@@ -118,4 +136,5 @@ app.command(rich_help_panel="A local Airflow")(demo)
 app.command(rich_help_panel="A local Airflow")(stop)
 app.command(hidden=True)(reference)
 for _stage in STAGES.values():
-    app.command(_stage.name, help=f"Stage: {_stage.summary}", rich_help_panel="Single stages")(_stage_command(_stage))
+    _command = train if _stage.name == "train" else _stage_command(_stage)
+    app.command(_stage.name, help=f"Stage: {_stage.summary}", rich_help_panel="Single stages")(_command)

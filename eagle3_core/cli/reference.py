@@ -29,13 +29,15 @@ def _rows(section: type[Section]) -> Iterator[str]:
     schema = section.model_json_schema()
     for name, field in section.model_fields.items():
         default = (
-            "required" if field.is_required() else _shown(schema["properties"][name].get("default", field.default))
+            "required"
+            if field.is_required()
+            else _shown(schema["properties"][name].get("default", field.get_default(call_default_factory=True)))
         )
         yield f"| `{name}` | {default} | {_bounds(schema['properties'][name])} | {field.description} |"
 
 
 def _shown(value: Any) -> str:
-    if value is None:
+    if value is None or value == {}:
         return ""
     if isinstance(value, list) and value and isinstance(value[0], dict):
         return ", ".join("/".join(str(number) for number in item.values()) for item in value)

@@ -93,3 +93,9 @@ class GateConfig(Section):
     min_token_agreement: float = Field(
         0.99, ge=0, le=1, description="Least share of answers equal, token by token, to those without speculation."
     )
+    near_tie_gap: float = Field(
+        0.25,
+        ge=0,
+        description="Answers that part where the target's logits of the two tokens, in float32, are at most this far "
+        "from the best count as equal: half precision decides such near-ties by how many tokens it computes at once.",
+    )

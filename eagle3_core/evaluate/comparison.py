@@ -36,7 +36,9 @@ class Difference(Section):
     baseline_token: int | None = Field(description="None: the answer without speculation had ended.")
     token: int | None
     tokens: int = Field(description="Length of the answer without speculation.")
-    logit_gap: float | None = Field(None, description="Of the target's two best tokens there; small is a near-tie.")
+    logit_gap: float | None = Field(
+        None, description="From the target's best to the worse of the two tokens, in float32."
+    )
 
 
 class DomainRow(Section):

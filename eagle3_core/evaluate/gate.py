@@ -22,6 +22,7 @@ class Figures(Section):
     trainer_tau: float | None = Field(description="The trainer's chain replay at the same depth.")
     speedup: float | None = Field(description="Output tokens per second against no speculation.")
     equal_answers: int = Field(ge=0)
+    near_ties: int = Field(0, ge=0, description="Answers that part at a near-tie of the target's; they count as equal.")
     compared_answers: int = Field(ge=0)
 
 
@@ -58,7 +59,7 @@ def judge(figures: Figures, gate: GateConfig) -> Verdict:
         )
     if figures.compared_answers == 0:
         raise NotSpeculatingError(f"{figures.shape}: no answer was compared with its counterpart without speculation")
-    agreement = figures.equal_answers / figures.compared_answers
+    agreement = (figures.equal_answers + figures.near_ties) / figures.compared_answers
     disagreement = abs(acceptance - trainer_tau) / trainer_tau
     checks = (
         _at_least("acceptance length", acceptance, gate.min_acceptance_length, "served acceptance length"),
@@ -66,7 +67,8 @@ def judge(figures: Figures, gate: GateConfig) -> Verdict:
         _at_most("tau disagreement", disagreement, gate.max_tau_disagreement,
                  f"served {acceptance:.2f} against the trainer's {trainer_tau:.2f}"),
         _at_least("equal answers", agreement, gate.min_token_agreement,
-                  f"{figures.equal_answers} of {figures.compared_answers} answers equal token by token"),
+                  f"{figures.equal_answers} of {figures.compared_answers} answers equal token by token, "
+                  f"{figures.near_ties} part at a near-tie"),
     )  # fmt: skip
     passed = all(check.passed for check in checks)
     return Verdict(passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, speedup, checks))

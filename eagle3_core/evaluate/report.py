@@ -45,6 +45,11 @@ def all_differences(baseline: Served, served: Sequence[Served]) -> list[Differen
     return [difference for one in served for difference in differences(baseline, one)]
 
 
+def near_ties(found: Sequence[Difference], shape: str, gap: float) -> int:
+    """Return how many answers of `shape` part at a near-tie; an unknown gap is none."""
+    return sum(one.shape == shape and one.logit_gap is not None and one.logit_gap <= gap for one in found)
+
+
 def build(
     name: str,
     evaluation: EvaluationConfig,
@@ -79,6 +84,7 @@ def build(
         trainer_tau=primary.trainer_tau,
         speedup=primary.speedup,
         equal_answers=primary.equal_answers,
+        near_ties=near_ties(about["differences"], primary.shape, gate.near_tie_gap),
         compared_answers=primary.compared_answers,
     )
     return Report(

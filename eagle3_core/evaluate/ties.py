@@ -1,4 +1,4 @@
-"""How close the target's two best tokens were where two answers part: the mark of a near-tie."""
+"""How close to the target's best the two tokens were where two answers part: the mark of a near-tie."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PARAMETERS = 1_000_000_000
 def with_gaps(
     found: Iterable[Difference], contexts: Mapping[str, Sequence[int]], target: Path, parameters: int
 ) -> list[Difference]:
-    """Return the differences, the first few with the gap of the target's two best logits in float32.
+    """Return the differences, the first few with their logit gap; it stays unknown where one of the answers has ended.
 
     Args:
         found: The differences.
@@ -31,9 +31,12 @@ def with_gaps(
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True).eval()
     for index, difference in enumerate(listed[:MAX_LOOKED_AT]):
+        if difference.token is None or difference.baseline_token is None:
+            continue
         tokens = contexts[difference.id]
         before = tokens[: len(tokens) - difference.tokens + difference.position]
         with torch.no_grad():
-            best = model(torch.tensor([list(before)])).logits[0, -1].topk(2).values
-        listed[index] = difference.model_copy(update={"logit_gap": float(best[0] - best[1])})
+            logits = model(torch.tensor([list(before)])).logits[0, -1]
+        gap = logits.max() - logits[[difference.token, difference.baseline_token]].min()
+        listed[index] = difference.model_copy(update={"logit_gap": float(gap)})
     return listed

@@ -4,7 +4,9 @@ import pytest
 
 from eagle3_core.config import GateConfig
 from eagle3_core.errors import NotSpeculatingError
+from eagle3_core.evaluate.comparison import Difference
 from eagle3_core.evaluate.gate import Figures, judge
+from eagle3_core.evaluate.report import near_ties
 
 GOOD = {"shape": "7/1/8", "acceptance_length": 2.5, "trainer_tau": 2.45, "speedup": 1.3, "equal_answers": 20,
         "compared_answers": 20}  # fmt: skip
@@ -43,8 +45,22 @@ def test_each_threshold_refuses_by_itself_and_is_named(changes, name):
     assert name in refused.summary
 
 
-@pytest.mark.parametrize("name", ["acceptance_length", "trainer_tau", "speedup"])
+def test_answers_that_part_at_a_near_tie_count_as_equal_and_are_named():
+    passed = verdict(equal_answers=16, near_ties=4)
+    assert passed.passed
+    assert passed.checks[-1].reason.startswith("16 of 20 answers equal token by token, 4 part at a near-tie")
+    assert failed(verdict(equal_answers=16, near_ties=3)) == ["equal answers"]
+
+
+def test_only_a_small_known_gap_of_the_shape_is_a_near_tie():
+    one = Difference(id="p", shape="7/1/8", position=1, baseline_token=1, token=2, tokens=4)
+    found = [one.model_copy(update={"logit_gap": gap}) for gap in (0.1, 0.25, 0.26, None)]
+    found.append(one.model_copy(update={"logit_gap": 0.1, "shape": "3/1/4"}))
+    assert near_ties(found, "7/1/8", 0.25) == 2
+
+
 @pytest.mark.parametrize("value", [None, "nan"])
+@pytest.mark.parametrize("name", ["acceptance_length", "trainer_tau", "speedup"])
 def test_an_unknown_figure_is_an_error_never_a_number(name, value):
     figures = Figures(**GOOD).model_copy(update={name: None if value is None else float(value)})
     with pytest.raises(NotSpeculatingError, match="unknown"):

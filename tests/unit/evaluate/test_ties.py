@@ -11,7 +11,7 @@ def difference(position=2, tokens=4):
     return Difference(id="p", shape="3/1/4", position=position, baseline_token=1, token=2, tokens=tokens)
 
 
-def test_the_gap_is_between_the_two_best_logits_before_the_differing_token(tmp_path):
+def test_the_gap_is_from_the_best_logit_to_the_lower_of_the_two_tokens(tmp_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -20,9 +20,11 @@ def test_the_gap_is_between_the_two_best_logits_before_the_differing_token(tmp_p
     target = LlamaForCausalLM(config).eval()
     target.save_pretrained(tmp_path)
     tokens = [5, 6, 7, 1, 2, 3, 4]
-    found = with_gaps([difference()], {"p": tokens}, tmp_path, 1000)
-    best = target(torch.tensor([tokens[:5]])).logits[0, -1].topk(2).values.detach()
-    assert found[0].logit_gap == pytest.approx(float(best[0] - best[1]), rel=1e-5)
+    ended = difference().model_copy(update={"token": None})
+    found = with_gaps([difference(), ended], {"p": tokens}, tmp_path, 1000)
+    logits = target(torch.tensor([tokens[:5]])).logits[0, -1].detach()
+    assert found[0].logit_gap == pytest.approx(float(logits.max() - min(logits[1], logits[2])), rel=1e-5)
+    assert found[1].logit_gap is None
 
 
 def test_a_large_target_is_not_loaded_for_it(tmp_path):

@@ -41,7 +41,8 @@ def _refuse(is_cross, sinks, k_scale, v_scale):
 
 
 def _gather(buffer, rows):
-    """Return `buffer` [N, K, D] at cache rows [B, L] as [B, K, L, D]; index_select is four times as fast as indexing."""
+    """Return `buffer` [N, K, D] at cache rows [B, L] as [B, K, L, D]."""
+    # Four times as fast as indexing.
     picked = buffer.view(buffer.shape[0], -1).index_select(0, rows.reshape(-1))
     return picked.view(*rows.shape, *buffer.shape[1:]).transpose(1, 2)
 
