@@ -29,7 +29,7 @@ def loaded(tmp_path_factory):
         made[name, "sglang"] = remap(source, root / f"{name}-sglang", "sglang", target=tiny.target()).out
     for to in READ_BY_SGLANG:
         made["own", to] = remap(root / "from-own", root / f"own-to-{to}", to, target=tiny.target()).out
-    made["no", "remap"] = tiny.write(root / LEFT, "sglang", {
+    made["no", "remap"] = tiny.write(root / "blocks", "sglang", {
         key.replace("midlayer.", "blocks.0."): value
         for key, value in tiny.tensors("sglang", dtype=torch.float32).items()
     })  # fmt: skip
