@@ -11,13 +11,15 @@ from eagle3_core.config import RunConfig
 from eagle3_core.estimate import DTYPE_BYTES, Workload, drafter_parameters
 from eagle3_core.identity import DEMO, SMOLLM2, checked_prompts, resolve_prompts, target_shape
 
-CPU_FLOPS, CPU_FLOPS_BFLOAT16 = 8e10, 2e11
+CPU_FLOPS, CPU_FLOPS_BFLOAT16 = 1.4e11, 2.4e11
 """Large matrix products on two cores of a cloud machine, in float32, and in bfloat16 where the processor has it."""
 GPU_FLOPS = 4e13
 MEMORY_BYTES_PER_S = 1e10
 """Speed at which one request's tokens read the target's weights, one by one."""
-DECODED_PER_S, CAPTURED_PER_S, SERVED_PER_S, TRAINED_PER_S = 300.0, 3000.0, 60.0, 4000.0
+DECODED_PER_S, CAPTURED_PER_S, SERVED_PER_S, TRAINED_PER_S = 300.0, 3000.0, 60.0, 2600.0
 """Most tokens a second on two cores however small the target is: many requests, prefill, one request, training."""
+CHECKED_PER_S, CHECK_S_PER_PARAMETER, CHECKED_TOKENS = 200.0, 2e-9, 8192
+"""The same of the parity check, what a drafter's parameters add to each of its tokens, and the most it looks at."""
 ANSWER_TOKENS = {DEMO: 65, SMOLLM2: 410}
 OTHER_ANSWER_TOKENS = 400
 """Mean length of an answer that nothing cuts; measured for the two targets that have a name."""
@@ -49,6 +51,7 @@ def minutes(run: RunConfig) -> tuple[float, float]:
     evaluation = run.evaluation
     served = evaluation.max_prompts * _answer_tokens(run, evaluation.max_new_tokens) * evaluation.repeats
     served *= 1 + len(evaluation.shapes)
+    checked = min(CHECKED_TOKENS, tokens * run.data.held_out_fraction)
     forward = 2 * shape.parameters / _flops(run.target.dtype)
     read = 0.0 if _has_gpu() else shape.parameters * DTYPE_BYTES[run.target.dtype] / MEMORY_BYTES_PER_S
     train_flops = 6 * drafter_parameters(work) * run.training.ttt_steps
@@ -58,6 +61,7 @@ def minutes(run: RunConfig) -> tuple[float, float]:
         + tokens * (1 / CAPTURED_PER_S + forward)
         + served * (1 / SERVED_PER_S + read)
         + tokens * run.training.epochs * (1 / TRAINED_PER_S + train_flops / _flops(run.training.precision))
+        + checked * (1 / CHECKED_PER_S + drafter_parameters(work) * CHECK_S_PER_PARAMETER)
     )
     return seconds / 60 * 0.7, seconds / 60 * 1.4
 
