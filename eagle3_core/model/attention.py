@@ -49,9 +49,12 @@ def attend(
         keys: The chain's own, k times [H, R, d].
         values: The same.
     """
-    if queries.device.type == "cpu" and queries.dtype == torch.float32:
+    if queries.device.type == "cpu":
+        # Autocast leaves queries and keys, fresh from RoPE, in float32 and values in half precision.
         merged: Callable[..., torch.Tensor] = _Merged.apply
-        out = merged(queries, history.keys, history.values, history.documents, len(keys), *keys, *values)
+        shared = (queries.float(), history.keys.float(), history.values.float())
+        own = [tensor.float() for tensor in (*keys, *values)]
+        out = merged(*shared, history.documents, len(keys), *own).to(history.values.dtype)
     else:
         out = dense(queries, history, keys, values)
     return out.transpose(0, 1).flatten(1)

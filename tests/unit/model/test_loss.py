@@ -94,7 +94,7 @@ def test_a_greedy_token_outside_the_draft_vocab_has_no_loss_and_counts_as_a_miss
 
 
 def test_lk_falls_to_zero_with_full_overlap(sizes, draft_to_target, head):
-    states = torch.randn(3, sizes.hidden_size)
+    states = torch.randn(3, sizes.hidden_size, generator=torch.Generator().manual_seed(4))
     teacher = Teacher.judge(states, head, draft_to_target)
     perfect = (states @ head.T)[:, draft_to_target]
     everything = torch.ones(3, dtype=torch.bool)

@@ -192,3 +192,14 @@ def test_a_document_without_chains_takes_part_in_nothing():
     both = attend(queries, History(keys, values, (empty, full)), [], [])
     alone = attend(queries, History(keys[:, 4:], values[:, 4:], (Document(0, 3, 0, 1, full.bias),)), [], [])
     torch.testing.assert_close(both, alone)
+
+
+def test_half_precision_on_a_cpu_trains_close_to_float32(drafter, packed):
+    chains = Chains.build(packed.loss_mask, list(packed.lengths))
+    exact = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+    sum(logits.float().square().mean() for logits in rough).backward()
+    assert all(parameter.grad.isfinite().all() for parameter in drafter.parameters())
+    for one, other in zip(exact, rough, strict=True):
+        assert torch.nn.functional.cosine_similarity(one.flatten(), other.float().flatten(), dim=0) > 0.999
