@@ -10,10 +10,9 @@ from typing import Any
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.config import RunConfig
-from eagle3_core.errors import CorruptArtifactError
 from eagle3_core.pipeline import Stage, output_key, shard_key
 from eagle3_core.progress import Progress
-from eagle3_core.storage import Artifact, ObjectStore, commit, find, load, quarantine
+from eagle3_core.storage import Artifact, ObjectStore, commit, find_sound, load
 
 
 @dataclass(frozen=True)
@@ -43,12 +42,7 @@ class StageContext:
 
     def done(self, content: Mapping[str, str] | None = None) -> Ref | None:
         """Return the output if it is already committed: a retry then costs one read. A damaged one is put aside."""
-        key = self.key(content)
-        try:
-            return find(self.store, key)
-        except CorruptArtifactError as error:
-            quarantine(self.store, key, str(error))
-            return None
+        return find_sound(self.store, self.key(content))
 
     def staged(self) -> Path:
         """Return an empty directory for the files of the output."""

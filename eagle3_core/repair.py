@@ -11,17 +11,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.config.base import Section
-from eagle3_core.data.plan import PlannedShard, ShardPlan, capture_key, read_plan, tokens_file
-from eagle3_core.data.shards import FEATURES, INDEX, tensor_layout
+from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, shard_inputs, tokens_file
+from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, check_values, tensor_layout
 from eagle3_core.errors import (
     EXIT_CODES,
+    ConfigError,
     CorruptArtifactError,
     Eagle3Error,
     NotCommittedError,
     UnknownSchemaError,
 )
-from eagle3_core.storage import Artifact, ObjectStore, load, open_store, quarantine, verify
+from eagle3_core.storage import Artifact, ObjectStore, load, open_store, quarantine
+from eagle3_core.storage.scan import OnBytes
 from eagle3_core.storage.tensors import read_header
 
 State = Literal["ok", "missing", "corrupt"]
@@ -39,16 +40,10 @@ class ShardFinding:
     manifest_sha256: str = ""
 
 
-class ShardIndex(Section):
-    """index.json of a shard."""
-
-    sample_ids: tuple[str, ...]
-    lengths: tuple[int, ...]
-    digest: str
-
-
-def inspect(store: ObjectStore, plan_ref: Ref) -> list[ShardFinding]:
+def inspect(store: ObjectStore, plan_ref: Ref, deep: OnBytes | None = None) -> list[ShardFinding]:
     """Return one finding for each planned shard, in order; reads every byte of all of them.
+
+    `deep` hears how much was read, and asks for more than the files' checksums: every tensor's, and finite values.
 
     Raises:
         ArtifactError: the plan itself is missing or damaged.
@@ -56,47 +51,51 @@ def inspect(store: ObjectStore, plan_ref: Ref) -> list[ShardFinding]:
     artifact = load(store, plan_ref)
     plan = read_plan(artifact)
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda shard: _finding(store, artifact, plan, shard), plan.shards))
+        return list(pool.map(lambda shard: _finding(artifact, plan, shard, deep), plan.shards))
 
 
-def quarantine_bad(store: ObjectStore, plan_ref: Ref, *, dry_run: bool = False) -> list[ShardFinding]:
+def quarantine_bad(
+    store: ObjectStore, plan_ref: Ref, *, dry_run: bool = False, deep: OnBytes | None = None
+) -> list[ShardFinding]:
     """Inspect, and move every corrupt shard to the quarantine with the reason; return all findings.
 
-    What is not "ok" is then to be captured again. With `dry_run` nothing is moved.
+    What is not "ok" is then to be captured again. With `dry_run` nothing is moved. For `deep` see `inspect`.
     """
-    findings = inspect(store, plan_ref)
-    for finding in findings:
-        if finding.state == "corrupt" and not dry_run:
-            quarantine(store, capture_key(plan_ref, finding.index), finding.reason)
+    findings = inspect(store, plan_ref, deep)
+    if not dry_run and any(finding.state == "corrupt" for finding in findings):
+        plan = read_plan(load(store, plan_ref))
+        for finding in findings:
+            if finding.state == "corrupt":
+                quarantine(store, plan.shards[finding.index].key, finding.reason)
     return findings
 
 
-def check_shard(store: ObjectStore, plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard) -> Ref:
-    """Compare one shard with its manifest (sha256 of every file) and with the plan (samples, shapes, token ids).
+def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None = None) -> Ref:
+    """Compare one shard with its manifest and with the plan: samples, shapes, every byte, token ids. See `inspect`.
 
     Raises:
         NotCommittedError: it is not there.
         CorruptArtifactError: names what differs.
     """
-    artifact = verify(store, capture_key(plan_artifact.ref, shard.index))
-    where = f"{store.root}/{artifact.ref.key}"
-    expected = {"shard_plan": plan_artifact.ref.manifest_sha256}
-    if artifact.ref.kind != Kind.SHARD or artifact.manifest.inputs != expected:
+    artifact = load(plan_artifact.store, shard.key)
+    where = f"{artifact.store.root}/{artifact.ref.key}"
+    inputs = {name: ref.manifest_sha256 for name, ref in shard_inputs(plan, plan_artifact.ref).items()}
+    if artifact.ref.kind != Kind.SHARD or artifact.manifest.inputs != inputs:
         raise CorruptArtifactError(
             f"{where}: expected a shard of this plan, found {artifact.ref.kind} of another input"
         )
+    for name in artifact.manifest.files:
+        if name != FEATURES:
+            artifact.verified_path(name)
     index = ShardIndex.parse(artifact.json(INDEX), where)
     if index.sample_ids != shard.sample_ids or index.digest != shard.digest:
         raise CorruptArtifactError(
             f"{where}: expected the {len(shard.sample_ids)} planned samples, found {len(index.sample_ids)}, "
             f"{len(set(index.sample_ids) ^ set(shard.sample_ids))} of them others"
         )
-    try:
-        header = read_header(artifact.path(FEATURES))
-    except ValueError as error:
-        raise CorruptArtifactError(f"{where}/{FEATURES}: {error}") from None
+    check_values(artifact, deep)
     layout = tensor_layout(shard.tokens, len(plan.aux_layers) * plan.hidden_size, plan.hidden_size, plan.dtype)
-    found = {name: (tensor.dtype, tensor.shape) for name, tensor in header.items()}
+    found = {name: (tensor.dtype, tensor.shape) for name, tensor in read_header(artifact.path(FEATURES)).items()}
     if found != layout or sum(index.lengths) != shard.tokens:
         raise CorruptArtifactError(f"{where}/{FEATURES}: expected {layout}, found {found}")
     planned_ids = _raw_tensor(plan_artifact, tokens_file(shard.index), "input_ids")
@@ -105,13 +104,13 @@ def check_shard(store: ObjectStore, plan_artifact: Artifact, plan: ShardPlan, sh
     return artifact.ref
 
 
-def _finding(store: ObjectStore, artifact: Artifact, plan: ShardPlan, shard: PlannedShard) -> ShardFinding:
+def _finding(artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None) -> ShardFinding:
     try:
-        ref = check_shard(store, artifact, plan, shard)
+        ref = check_shard(artifact, plan, shard, deep)
     except NotCommittedError as error:
         return ShardFinding(shard.index, "missing", str(error))
     # The plan was read with this version's schema, so an unknown one in its shard is damage.
-    except (CorruptArtifactError, UnknownSchemaError) as error:
+    except (ConfigError, CorruptArtifactError, UnknownSchemaError) as error:
         return ShardFinding(shard.index, "corrupt", str(error))
     return ShardFinding(shard.index, "ok", manifest_sha256=ref.manifest_sha256)
 

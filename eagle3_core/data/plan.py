@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import DataConfig, RunConfig, TargetConfig
-from eagle3_core.config.base import Section
+from eagle3_core.config.base import Section, canonical_sha256
+from eagle3_core.data.corpus import Answer
+from eagle3_core.errors import CorruptArtifactError, UnknownSchemaError
 from eagle3_core.pipeline import STAGES, output_key, shard_key
 from eagle3_core.storage import Artifact
 
 PLAN = "plan.json"
 SAMPLES = "samples.jsonl"
+SCHEMAS = ("eagle3/shard-plan/1", "eagle3/shard-plan/2")
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -27,6 +30,7 @@ class PlannedShard(Section):
     digest: str = Field(description="Of the samples' token ids and all that decides their states.")
     sample_ids: tuple[str, ...] = Field(min_length=1)
     tokens: int = Field(ge=1)
+    key: str = Field("", description="Where it belongs: `shard_place`; version 1 names it by plan and index instead.")
 
 
 class PlannedSample(Section):
@@ -43,7 +47,7 @@ class PlannedSample(Section):
 class ShardPlan(Section):
     """plan.json. `aux_layers` are layers whose OUTPUT is stored, counted from 0 (never an engine's own numbers)."""
 
-    schema_version: Literal["eagle3/shard-plan/1"] = "eagle3/shard-plan/1"
+    schema_version: Literal["eagle3/shard-plan/1", "eagle3/shard-plan/2"] = "eagle3/shard-plan/2"
     aux_layers: tuple[int, ...] = Field(min_length=1)
     dtype: StoredDtype
     target_dtype: StoredDtype
@@ -55,9 +59,26 @@ class ShardPlan(Section):
 
 
 def read_plan(artifact: Artifact) -> ShardPlan:
-    """Return the plan, verified against its manifest."""
+    """Return the plan, verified against its manifest; every shard of it has a key, whatever the plan's version.
+
+    Raises:
+        UnknownSchemaError: another version of the program wrote it.
+    """
     artifact.ref.expect(Kind.SHARD_PLAN)
-    return ShardPlan.model_validate(artifact.json(PLAN))
+    values = artifact.json(PLAN)
+    where, version = f"{artifact.store.root}/{artifact.ref.key}/{PLAN}", values.get("schema_version", SCHEMAS[0])
+    if version not in SCHEMAS:
+        raise UnknownSchemaError(
+            f"{where}: expected {' or '.join(SCHEMAS)}, found {version!r}; upgrade eagle3-pipeline"
+        )
+    try:
+        plan = ShardPlan.model_validate(values)
+    except ValidationError as error:
+        raise CorruptArtifactError(f"{where}: {error.error_count()} invalid fields; run plan_capture again") from None
+    if version == SCHEMAS[0]:
+        named = [shard.model_copy(update={"key": _first_key(artifact.ref, shard.index)}) for shard in plan.shards]
+        return plan.model_copy(update={"schema_version": version, "shards": tuple(named)})
+    return plan
 
 
 def read_samples(artifact: Artifact) -> list[PlannedSample]:
@@ -71,8 +92,33 @@ def tokens_file(index: int) -> str:
     return f"tokens/{index:05d}.safetensors"
 
 
-def capture_key(plan: Ref, index: int) -> str:
-    """Return where the shard belongs: it depends on the plan alone, which holds the engine's identity."""
+def capture_identity(decides: Mapping[str, Any]) -> str:
+    """Return the name of everything but the samples that decides hidden states: target, layers, dtypes, engine."""
+    return canonical_sha256({"shard": 1, "decides": decides})
+
+
+def shard_digest(identity: str, answers: Sequence[Answer]) -> str:
+    """Return the name of a shard's content: equal samples under an equal identity have equal hidden states."""
+    samples = [[answer.id, answer.input_ids, answer.output_ids] for answer in answers]
+    return canonical_sha256({"identity": identity, "samples": samples})
+
+
+def shard_place(identity: str, digest: str) -> str:
+    """Return where a shard belongs: its name says what is in it, so any plan that wants the same finds it."""
+    return f"{shards_under(identity)}/{digest[:24]}"
+
+
+def shards_under(identity: str) -> str:
+    """Return the prefix of all shards captured under one identity."""
+    return f"{STAGES['capture'].name}/{identity[:24]}"
+
+
+def shard_inputs(plan: ShardPlan, ref: Ref) -> dict[str, Ref]:
+    """Return the inputs in the manifests of a plan's shards: none, since a shard is no one plan's own."""
+    return {"shard_plan": ref} if plan.schema_version == SCHEMAS[0] else {}
+
+
+def _first_key(plan: Ref, index: int) -> str:
     assert STAGES["capture"].sections == ()
     return shard_key(output_key(STAGES["capture"], _NO_CONFIG, {"shard_plan": plan}), index)
 

@@ -72,8 +72,8 @@ def record(
     samples: ShardSamples,
     directory: Path,
     on_tokens: Callable[[int], None],
-) -> None:
-    """Write features.safetensors and index.json of one shard into `directory`.
+) -> dict[str, str]:
+    """Write features.safetensors and index.json of one shard into `directory`; return the tensors' checksums.
 
     Raises:
         CaptureMismatchError: ids, rows or order differ, a value is not finite, or the canary's states differ.
@@ -97,6 +97,7 @@ def record(
                 check_canary(first, got, plan)
     lengths = [len(ids) for ids in samples.input_ids]
     write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest})
+    return writer.checksums()
 
 
 def _in_order(

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
+import shutil
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from eagle3_core.artifacts import Ref
+from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.context import StageContext
-from eagle3_core.data.plan import ShardPlan, read_plan
+from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, shard_inputs
+from eagle3_core.data.shards import CHECKSUMS
 from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
-from eagle3_core.storage import full_disk_is_typed
+from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 
 if TYPE_CHECKING:
     from eagle3_core.engine.client import EngineClient
@@ -31,25 +32,34 @@ def run(context: StageContext) -> Ref:
         EngineVersionError: this engine is not the one the plan was made for.
         StorageFullError: no room; resume after freeing space.
     """
-    if done := context.done():
+    plan = read_plan(context.input("shard_plan"))
+    assert context.index is not None
+    key = plan.shards[context.index].key
+    if done := find_sound(context.store, key):
         return done
     waiting = "waiting for another task that works on this shard"
-    with context.store.claim(context.key(), lambda: context.progress.phase(waiting)):
-        if done := context.done():
+    with context.store.claim(key, lambda: context.progress.phase(waiting)):
+        if done := find_sound(context.store, key):
             return done
-        with full_disk_is_typed(context.work):
-            return _capture(context)
+        try:
+            with full_disk_is_typed(context.work):
+                return _capture(context, plan)
+        except StorageFullError:
+            # What was written of this shard is of no use to anyone, and takes the space that is missing.
+            shutil.rmtree(context.work / "out", ignore_errors=True)
+            raise
 
 
-def _capture(context: StageContext) -> Ref:
+def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
     from eagle3_core.identity import require_target
 
-    run, plan = context.run, read_plan(context.input("shard_plan"))
+    run = context.run
     assert context.index is not None
+    shard = plan.shards[context.index]
     _check_engine(context, plan)
-    _check_space(context, plan, plan.shards[context.index].tokens)
+    _check_space(context, plan, shard.tokens)
     launch = LaunchPlan.capture(
         require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens
     )
@@ -63,7 +73,7 @@ def _capture(context: StageContext) -> Ref:
         ) as server,
         server.client() as client,
     ):
-        ref = _shard(context, plan, client)
+        ref = _shard(context, plan, shard, client)
         try:
             _go_on(context, plan, client, time.monotonic() + AHEAD * server.ready_s)
         except Eagle3Error as error:
@@ -72,20 +82,26 @@ def _capture(context: StageContext) -> Ref:
     return ref
 
 
-def _shard(context: StageContext, plan: ShardPlan, client: EngineClient) -> Ref:
-    """Capture and commit the context's own shard."""
+def _shard(context: StageContext, plan: ShardPlan, shard: PlannedShard, client: EngineClient) -> Ref:
+    """Capture and commit one shard."""
     from eagle3_core.data.recording import ShardSamples, record
 
-    assert context.index is not None
-    shard, staged = plan.shards[context.index], context.staged()
+    staged = context.staged()
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
     concurrency = context.run.serving.max_running_requests
-    record(
+    checksums = record(
         lambda asked: client.capture(asked, concurrency=concurrency),
-        plan, shard, samples, staged, _reporter(context, shard.tokens),
+        plan, shard, samples, staged, _reporter(context, plan, shard),
     )  # fmt: skip
-    _check_space(context, plan, 0)
-    return context.commit(staged, ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens})
+    return commit(
+        context.store,
+        shard.key,
+        staged,
+        Kind.SHARD,
+        inputs=shard_inputs(plan, context.inputs["shard_plan"]),
+        facts={CHECKSUMS: checksums, "engine": plan.engine},
+        ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens},
+    )
 
 
 def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, until: float) -> None:
@@ -95,19 +111,21 @@ def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, until: 
     for shard in [*plan.shards[behind:], *plan.shards[: context.index]]:
         if time.monotonic() > until:
             return
-        other = dataclasses.replace(context, index=shard.index)
-        with context.store.claim(other.key()) as ours:
-            if ours and other.done() is None:
+        with context.store.claim(shard.key) as ours:
+            if ours and find_sound(context.store, shard.key) is None:
                 _check_space(context, plan, shard.tokens)
-                _shard(other, plan, client)
+                _shard(context, plan, shard, client)
 
 
-def _reporter(context: StageContext, total: int) -> Callable[[int], None]:
+def _reporter(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Callable[[int], None]:
+    """Return what is called after every sample: report, and stop before the root has less than its reserve."""
     started = time.monotonic()
 
     def report(done: int) -> None:
         rate = done / max(time.monotonic() - started, 1e-6)
-        context.progress.update(done, total, "tokens", shard=context.index, tokens_per_s=round(rate, 1))
+        context.progress.update(done, shard.tokens, "tokens", shard=shard.index, tokens_per_s=round(rate, 1))
+        if done < shard.tokens:
+            _check_space(context, plan, shard.tokens - done)
 
     return report
 
@@ -128,10 +146,16 @@ def _check_engine(context: StageContext, plan: ShardPlan) -> None:
 
 
 def _check_space(context: StageContext, plan: ShardPlan, tokens: int) -> None:
+    """Refuse to write `tokens` more where less than the reserve would be left.
+
+    A bucket has no such limit, but its shards are written to this machine's disk first.
+    """
     need = tokens * feature_bytes_per_token(plan.hidden_size, len(plan.aux_layers), plan.dtype)
-    free, reserve = context.store.free_bytes(), context.run.capture.reserve_bytes
-    if free is not None and free < need + reserve:
+    free, reserve, where = context.store.free_bytes(), context.run.capture.reserve_bytes, context.store.root
+    if free is None:
+        free, where = shutil.disk_usage(context.work).free, str(context.work)
+    if free < need + reserve:
         raise StorageFullError(
-            f"{context.store.root}: expected {need:,} bytes for a shard plus a reserve of {reserve:,}, found {free:,} "
+            f"{where}: expected {need:,} bytes for the rest of a shard plus a reserve of {reserve:,}, found {free:,} "
             "free; free space and resume: committed shards are kept"
         )

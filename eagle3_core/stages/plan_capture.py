@@ -1,4 +1,4 @@
-"""Cut the corpus into shards of bounded size, and refuse what the root has no room for."""
+"""Cut what is not captured yet into shards of bounded size, and refuse what the root has no room for."""
 
 from __future__ import annotations
 
@@ -12,16 +12,28 @@ from eagle3_core.checks import aux_layers
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.corpus import Answer, read_corpus
-from eagle3_core.data.plan import PLAN, SAMPLES, PlannedSample, PlannedShard, ShardPlan, cut, tokens_file
+from eagle3_core.data.plan import (
+    PLAN,
+    SAMPLES,
+    PlannedSample,
+    PlannedShard,
+    ShardPlan,
+    capture_identity,
+    shard_digest,
+    shard_place,
+    tokens_file,
+)
+from eagle3_core.data.reuse import arrange, captured_shards
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import ConfigError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.identity import TargetIdentity
+from eagle3_core.storage import PLANNING
 
 
 def run(context: StageContext) -> Ref:
-    """Write the shard plan.
+    """Write the shard plan: shards that hold samples of this corpus already are taken, the others cut anew.
 
     Raises:
         ConfigError: samples longer than data.max_sample_tokens.
@@ -36,9 +48,6 @@ def run(context: StageContext) -> Ref:
     answers = list(read_corpus(corpus))
     _check_lengths(answers, context.run.data.max_sample_tokens)
     layers = aux_layers(context.run.target, target)
-    per_token = feature_bytes_per_token(target.hidden_size, len(layers), capture.dtype)
-    tokens = sum(answer.length for answer in answers)
-    _check_space(context, per_token * tokens)
     decides = {
         "aux_layers": list(layers),
         "dtype": capture.dtype,
@@ -47,17 +56,33 @@ def run(context: StageContext) -> Ref:
         "target": target.model_dump(mode="json"),
         "engine": engine,
     }
+    with context.store.claim(PLANNING, lambda: context.progress.phase("waiting for another plan or for gc")):
+        return _plan(context, answers, decides, content)
+
+
+def _plan(
+    context: StageContext, answers: Sequence[Answer], decides: Mapping[str, Any], content: Mapping[str, str]
+) -> Ref:
+    """Arrange the samples in shards and commit the plan."""
+    capture, identity = context.run.capture, capture_identity(decides)
+    context.progress.phase("looking for shards that are captured already")
+    found = arrange(
+        answers, identity, captured_shards(context.store, identity), capture.shard_tokens, capture.max_tasks
+    )
     staged = context.staged()
-    ranges = cut([answer.length for answer in answers], capture.shard_tokens, capture.max_tasks)
     shards = [
-        _write_shard(staged, index, [answers[position] for position in positions], decides)
-        for index, positions in enumerate(ranges)
+        _write_shard(staged, index, [answers[position] for position in positions], identity)
+        for index, positions in enumerate(found.shards)
     ]
+    per_token = feature_bytes_per_token(decides["hidden_size"], len(decides["aux_layers"]), capture.dtype)
+    tokens = sum(shard.tokens for shard in shards)
+    missing = sum(shards[index].tokens for index in found.fresh)
+    _check_space(context, per_token * missing)
     plan = ShardPlan.model_validate(
         {**decides, "shards": shards, "max_sample_tokens": context.run.data.max_sample_tokens}
     )
     (staged / PLAN).write_text(json.dumps(plan.model_dump(mode="json"), indent=1), encoding="utf-8")
-    context.progress.update(len(shards), len(shards), "shards")
+    context.progress.update(len(shards), len(shards), "shards", captured_already=len(shards) - len(found.fresh))
     return context.commit(
         staged,
         content=content,
@@ -67,6 +92,8 @@ def run(context: StageContext) -> Ref:
             "tokens": tokens,
             "bytes": per_token * tokens,
             "bytes_per_token": per_token,
+            "captured_shards": len(shards) - len(found.fresh),
+            "tokens_to_capture": missing,
         },
     )
 
@@ -89,7 +116,7 @@ def _check_space(context: StageContext, need: int) -> None:
         )
 
 
-def _write_shard(staged: Path, index: int, answers: Sequence[Answer], decides: Mapping[str, Any]) -> PlannedShard:
+def _write_shard(staged: Path, index: int, answers: Sequence[Answer], identity: str) -> PlannedShard:
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -113,9 +140,11 @@ def _write_shard(staged: Path, index: int, answers: Sequence[Answer], decides: M
                 domain=answer.domain,
             )
             file.write(json.dumps(sample.model_dump()) + "\n")
+    digest = shard_digest(identity, answers)
     return PlannedShard(
         index=index,
-        digest=canonical_sha256({"decides": decides, "ids": ids}),
+        digest=digest,
         sample_ids=tuple(answer.id for answer in answers),
         tokens=int(tensors["lengths"].sum()),
+        key=shard_place(identity, digest),
     )

@@ -10,7 +10,7 @@ from eagle3_core.artifacts import Ref
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.features import INDEX, SAMPLES
-from eagle3_core.data.plan import PlannedSample, ShardPlan, capture_key, read_plan, read_samples
+from eagle3_core.data.plan import PlannedSample, ShardPlan, read_plan, read_samples
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import ShardFinding, quarantine_bad
 from eagle3_core.storage import ObjectStore, find, load
@@ -25,7 +25,7 @@ def run(context: StageContext) -> Ref:
     plan_ref = context.inputs["shard_plan"]
     artifact = load(context.store, plan_ref)
     plan = read_plan(artifact)
-    content = _content(context.store, plan_ref, plan)
+    content = _content(context.store, plan)
     if content is not None and (done := context.done(content)):
         return done
     context.progress.phase(f"reading {len(plan.shards)} shards")
@@ -35,7 +35,7 @@ def run(context: StageContext) -> Ref:
     _check_sets(plan, samples)
     content = {"shards": canonical_sha256([finding.manifest_sha256 for finding in findings])}
     staged = context.staged()
-    _write(staged, plan, plan_ref, samples, findings)
+    _write(staged, plan, samples, findings)
     tokens = sum(sample.length for sample in samples)
     supervised = sum(sample.supervised for sample in samples)
     context.progress.update(len(findings), len(findings), "shards")
@@ -48,12 +48,12 @@ def run(context: StageContext) -> Ref:
     )  # fmt: skip
 
 
-def _content(store: ObjectStore, plan_ref: Ref, plan: ShardPlan) -> Mapping[str, str] | None:
+def _content(store: ObjectStore, plan: ShardPlan) -> Mapping[str, str] | None:
     """Return what the name of the feature set depends on, from the manifests alone; None where one is missing."""
     refs = []
     for shard in plan.shards:
         try:
-            ref = find(store, capture_key(plan_ref, shard.index))
+            ref = find(store, shard.key)
         except CorruptArtifactError:
             ref = None
         if ref is None:
@@ -86,9 +86,7 @@ def _check_sets(plan: ShardPlan, samples: Sequence[PlannedSample]) -> None:
         )
 
 
-def _write(
-    staged: Path, plan: ShardPlan, plan_ref: Ref, samples: Sequence[PlannedSample], findings: Sequence[ShardFinding]
-) -> None:
+def _write(staged: Path, plan: ShardPlan, samples: Sequence[PlannedSample], findings: Sequence[ShardFinding]) -> None:
     import numpy as np
     from safetensors.numpy import save_file
 
@@ -117,8 +115,7 @@ def _write(
         "domains": domains,
         "sample_ids": [sample.id for sample in samples],
         "shards": [
-            {"key": capture_key(plan_ref, finding.index), "manifest_sha256": finding.manifest_sha256}
-            for finding in findings
+            {"key": plan.shards[finding.index].key, "manifest_sha256": finding.manifest_sha256} for finding in findings
         ],
     }
     (staged / SAMPLES).write_text(json.dumps(values), encoding="utf-8")

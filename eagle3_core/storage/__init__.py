@@ -1,16 +1,28 @@
 """Where artifacts live: a directory or an S3 prefix, and the commit protocol over either."""
 
 from eagle3_core.storage.local import full_disk_is_typed
-from eagle3_core.storage.manifest import Artifact, Manifest, commit, find, load, quarantine, verify
+from eagle3_core.storage.manifest import (
+    PLANNING,
+    Artifact,
+    Manifest,
+    commit,
+    find,
+    find_sound,
+    load,
+    quarantine,
+    verify,
+)
 from eagle3_core.storage.store import ObjectStore, StoreUnreachableError, open_store
 
 __all__ = [
+    "PLANNING",
     "Artifact",
     "Manifest",
     "ObjectStore",
     "StoreUnreachableError",
     "commit",
     "find",
+    "find_sound",
     "full_disk_is_typed",
     "load",
     "open_store",

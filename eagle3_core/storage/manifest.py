@@ -20,6 +20,8 @@ from eagle3_core.storage.store import ObjectStore
 SCHEMA = "eagle3/manifest/1"
 MANIFEST = "manifest.json"
 SEAL = "sha256_of_the_rest"
+PLANNING = "plan_capture"
+"""Claimed while a plan decides which shards to use again, and while shards that no plan uses are removed."""
 
 
 class FileEntry(Section):
@@ -82,7 +84,7 @@ class Artifact:
 
 
 def file_sha256(path: Path) -> str:
-    """Return the sha256 of a file."""
+    """Return the sha256 of a file, read once."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -140,6 +142,15 @@ def find(store: ObjectStore, key: str) -> Ref | None:
     try:
         return load(store, key).ref
     except NotCommittedError:
+        return None
+
+
+def find_sound(store: ObjectStore, key: str) -> Ref | None:
+    """Return what `find` returns; an artifact whose manifest is damaged is put aside and counts as absent."""
+    try:
+        return find(store, key)
+    except CorruptArtifactError as error:
+        quarantine(store, key, str(error))
         return None
 
 

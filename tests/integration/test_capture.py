@@ -16,7 +16,7 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config.recipes import load_recipe
 from eagle3_core.data.corpus import read_corpus
 from eagle3_core.data.features import FeatureSet
-from eagle3_core.data.plan import capture_key, read_plan
+from eagle3_core.data.plan import read_plan
 from eagle3_core.identity import resolve_target
 from eagle3_core.pipeline import STAGES
 from eagle3_core.repair import inspect
@@ -95,10 +95,9 @@ class Killed:
 @pytest.fixture(scope="module")
 def killed(planned):
     plan = planned.refs[Kind.SHARD_PLAN]
+    first = read_plan(load(planned.store, plan)).shards[0].key
     process, directory = planned.start("capture", 0)
-    wait_until(
-        lambda: find(planned.store, capture_key(plan, 0)) is not None or process.poll() is not None, 500, "a shard"
-    )
+    wait_until(lambda: find(planned.store, first) is not None or process.poll() is not None, 500, "a shard")
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not processes_of(directory), 20, "the engine to die with its capture")

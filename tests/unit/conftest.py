@@ -145,6 +145,13 @@ class Flow:
         self.refs[STAGES[name].produces] = ref = module.run(self.context(name, index))
         return ref
 
+    def shard_key(self, index):
+        from eagle3_core.artifacts import Kind
+        from eagle3_core.data.plan import read_plan
+        from eagle3_core.storage import load
+
+        return read_plan(load(self.store, self.refs[Kind.SHARD_PLAN])).shards[index].key
+
     def capture_all(self):
         from eagle3_core.artifacts import Kind
 

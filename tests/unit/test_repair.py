@@ -9,7 +9,6 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.features import FeatureSet
-from eagle3_core.data.plan import capture_key
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import inspect, main, quarantine_bad
 from eagle3_core.storage import commit, find, load, verify
@@ -47,7 +46,7 @@ DAMAGES = {
 
 
 def shard_directory(flow, index):
-    return flow.tmp_path / "root" / capture_key(flow.refs[Kind.SHARD_PLAN], index)
+    return flow.tmp_path / "root" / flow.shard_key(index)
 
 
 def test_good_shards_are_ok(sealed):
@@ -65,7 +64,7 @@ def test_damage_of_any_kind_is_found_put_aside_and_captured_again_alone(sealed, 
     assert sealed.store.list_keys("quarantine") == []
     found = quarantine_bad(sealed.store, plan)
     assert found == looked
-    assert find(sealed.store, capture_key(plan, 2)) is None
+    assert find(sealed.store, sealed.shard_key(2)) is None
     [reason] = [key for key in sealed.store.list_keys("quarantine") if key.endswith("reason.json")]
     assert json.loads(sealed.store.read_bytes(reason))["reason"] == found[2].reason
     assert [finding.state for finding in inspect(sealed.store, plan)] == ["ok", "ok", "missing", "ok", "ok"]
@@ -100,7 +99,7 @@ def test_a_whole_shard_of_another_plan_is_corrupt_here(sealed, tmp_path):
     staged.mkdir()
     for name in ("features.safetensors", "index.json"):
         (staged / name).write_bytes((directory / name).read_bytes())
-    commit(sealed.store, capture_key(plan, 1), staged, Kind.SHARD, inputs={"shard_plan": plan})
+    commit(sealed.store, sealed.shard_key(1), staged, Kind.SHARD)
     finding = inspect(sealed.store, plan)[1]
     assert finding.state == "corrupt"
     assert "planned samples" in finding.reason
@@ -120,19 +119,86 @@ def test_a_shard_that_agrees_with_its_own_manifest_but_not_with_the_plan_is_corr
         tensors["last_hidden_state"] = tensors["last_hidden_state"][:, :-1].contiguous()
     save_file(tensors, staged / "features.safetensors")
     (staged / "index.json").write_bytes((directory / "index.json").read_bytes())
-    commit(sealed.store, capture_key(plan, 0), staged, Kind.SHARD, inputs={"shard_plan": plan})
+    commit(sealed.store, sealed.shard_key(0), staged, Kind.SHARD)
     assert inspect(sealed.store, plan)[0].state == "corrupt"
+
+
+def replace_shard(flow, index, change, checksums=None):
+    """Commit a shard whose manifest agrees with what `change` made of its tensors."""
+    from safetensors.torch import load_file, save_file
+
+    old, staged = load(flow.store, flow.shard_key(index)), flow.tmp_path / "staged"
+    staged.mkdir()
+    tensors = load_file(old.path("features.safetensors"))
+    change(tensors)
+    save_file(tensors, staged / "features.safetensors")
+    (staged / "index.json").write_bytes(old.path("index.json").read_bytes())
+    commit(flow.store, old.ref.key, staged, Kind.SHARD, facts={"tensors": checksums} if checksums else {})
+
+
+def test_a_manifest_holds_the_checksum_of_every_tensor(sealed):
+    import hashlib
+
+    from safetensors.numpy import load_file
+
+    shard = load(sealed.store, sealed.shard_key(0))
+    tensors = load_file(shard.path("features.safetensors"))
+    found = {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in tensors.items()}
+    assert shard.manifest.facts["tensors"] == found
+    assert shard.manifest.facts["engine"] == {"fingerprint": {"sglang": "test"}, "device": "cpu"}
+
+
+def test_damage_is_said_tensor_by_tensor(sealed):
+    flip(shard_directory(sealed, 2) / "features.safetensors", 5000)
+    flip(shard_directory(sealed, 3) / "features.safetensors", -1)
+    found = inspect(sealed.store, sealed.refs[Kind.SHARD_PLAN])
+    assert found[2].reason.endswith("damage in aux_hidden_states")
+    assert found[3].reason.endswith("damage in loss_mask")
+
+
+def test_what_the_disk_never_got_right_is_found_by_the_tensors_checksums_alone(sealed):
+    old = load(sealed.store, sealed.shard_key(1)).manifest.facts["tensors"]
+    replace_shard(sealed, 1, lambda tensors: tensors["last_hidden_state"][0].add_(1), old)
+    plan = sealed.refs[Kind.SHARD_PLAN]
+    assert inspect(sealed.store, plan)[1].state == "ok"
+    finding = inspect(sealed.store, plan, deep=lambda _: None)[1]
+    assert finding.state == "corrupt"
+    assert finding.reason.endswith("last_hidden_state: not what the capture handed to the disk")
+
+
+def test_a_value_that_is_not_finite_is_found_with_its_row(sealed):
+    replace_shard(sealed, 1, lambda tensors: tensors["aux_hidden_states"][7, 3].fill_(float("nan")))
+    plan = sealed.refs[Kind.SHARD_PLAN]
+    finding = inspect(sealed.store, plan, deep=lambda _: None)[1]
+    assert finding.state == "corrupt"
+    assert finding.reason.endswith("aux_hidden_states: a value in row 7 is not finite")
+
+
+def test_a_deep_look_hears_of_every_byte(sealed):
+    heard = []
+    inspect(sealed.store, sealed.refs[Kind.SHARD_PLAN], deep=heard.append)
+    sizes = [(shard_directory(sealed, index) / "features.safetensors").stat().st_size for index in range(5)]
+    assert sum(heard) == sum(sizes)
+
+
+def test_a_reader_checks_shards_if_asked_to(sealed):
+    flip(shard_directory(sealed, 0) / "features.safetensors", 5000)
+    FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET]).read(0)
+    checked = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET], check=True)
+    with pytest.raises(CorruptArtifactError, match="damage in aux_hidden_states"):
+        checked.read(0)
+    checked.read(39)
 
 
 def test_a_reader_refuses_a_shard_that_is_not_the_one_that_was_sealed(sealed):
     features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
-    artifact = load(sealed.store, capture_key(sealed.refs[Kind.SHARD_PLAN], 0))
+    artifact = load(sealed.store, sealed.shard_key(0))
     staged = sealed.tmp_path / "staged"
     staged.mkdir()
     for name in artifact.manifest.files:
         (staged / name).write_bytes(artifact.path(name).read_bytes())
     (staged / "more").write_text("x")
-    commit(sealed.store, artifact.ref.key, staged, Kind.SHARD, inputs={"shard_plan": sealed.refs[Kind.SHARD_PLAN]})
+    commit(sealed.store, artifact.ref.key, staged, Kind.SHARD)
     with pytest.raises(CorruptArtifactError, match="expected manifest"):
         features.read(0)
 

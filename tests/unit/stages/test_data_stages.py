@@ -9,7 +9,7 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.data.corpus import read_corpus, read_prompt_set
 from eagle3_core.data.features import FeatureSet
-from eagle3_core.data.plan import capture_key, read_plan, read_samples
+from eagle3_core.data.plan import read_plan, read_samples
 from eagle3_core.errors import (
     CaptureMismatchError,
     ConfigError,
@@ -259,7 +259,7 @@ def test_a_committed_shard_is_returned_without_an_engine(planned, engine):
 
 def test_the_shards_name_is_the_one_that_seal_and_repair_look_for(planned):
     ref = planned.run("capture", 1)
-    assert ref.key == capture_key(planned.refs[Kind.SHARD_PLAN], 1)
+    assert ref.key == planned.shard_key(1)
 
 
 def test_a_shard_nobody_asked_this_task_for_cannot_fail_it(planned, engine):

@@ -122,7 +122,6 @@ def test_missing_credentials_are_one_line(s3, monkeypatch, tmp_path):
 
 def test_the_data_stages_run_on_s3_too(s3, tmp_path, config, engine, flow_on):
     from eagle3_core.data.features import FeatureSet
-    from eagle3_core.data.plan import capture_key
     from eagle3_core.repair import quarantine_bad
 
     flow = flow_on("s3://bucket/root")
@@ -132,7 +131,7 @@ def test_the_data_stages_run_on_s3_too(s3, tmp_path, config, engine, flow_on):
     sealed = flow.run("seal")
     features = FeatureSet.open(flow.store, sealed)
     assert features.read(0).aux_hidden_states.shape == (features.lengths[0], 24)
-    key = capture_key(flow.refs[Kind.SHARD_PLAN], 2)
+    key = flow.shard_key(2)
     s3.put_object(Bucket="bucket", Key=f"root/{key}/features.safetensors", Body=b"torn")
     findings = quarantine_bad(flow.store, flow.refs[Kind.SHARD_PLAN])
     assert [finding.state for finding in findings].count("corrupt") == 1
