@@ -18,7 +18,7 @@ from eagle3_core.cli.airflow_local import CHECKOUT, AirflowError, Api, LocalAirf
 from eagle3_core.cli.common import one_line_errors
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.follow import Follower, failure
-from eagle3_core.cli.forecast import forecast
+from eagle3_core.cli.forecast import forecast, has_gpu
 from eagle3_core.config.recipes import load_recipe, recipe_names
 from eagle3_core.storage import open_store
 
@@ -28,6 +28,9 @@ RESTARTS = 5
 OWN = "own"
 """Recipe for a target that has none of its own."""
 DATA = CHECKOUT / ".eagle3"
+HALF_PRECISION = {"target.dtype": "bfloat16", "capture.dtype": "bfloat16", "training.precision": "bfloat16",
+                  "gate.near_tie_gap": 0.25}  # fmt: skip
+"""What the demo asks for beside the recipe on a GPU, whose kernels in SGLang know half precision alone."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def local_airflow() -> LocalAirflow:
 
 def request_for(target: str, prompts: str | None) -> Request:
     """Return the form's fields for a target by name or directory and the user's prompts."""
-    conf: dict[str, Any] = {}
+    conf: dict[str, Any] = dict(HALF_PRECISION) if has_gpu() else {}
     recipe = target if target in recipe_names() else OWN
     if recipe != target:
         conf["target.model"] = str(Path(target).expanduser().resolve())

@@ -16,8 +16,13 @@ CPU_FLOPS, CPU_FLOPS_BFLOAT16 = 1.4e11, 2.4e11
 GPU_FLOPS = 4e13
 MEMORY_BYTES_PER_S = 1e10
 """Speed at which one request's tokens read the target's weights, one by one."""
-DECODED_PER_S, CAPTURED_PER_S, SERVED_PER_S, TRAINED_PER_S = 300.0, 3000.0, 60.0, 2600.0
-"""Most tokens a second on two cores however small the target is: many requests, prefill, one request, training."""
+SERVED_LAYER_S, DECODE_LAYER_S, DECODE_REQUEST_LAYER_S = 6e-4, 1e-3, 2.5e-5
+"""What a layer of the target costs on a CPU beside its arithmetic: a token of a single request; of many requests, a
+step for all together and for each of them."""
+DECODE_FORWARD = 2.0
+"""A few rows at a time use half of the arithmetic that large products reach."""
+CAPTURED_PER_S, TRAINED_PER_S = 4000.0, 8000.0
+"""Most tokens a second on two cores however small the target is: prefill with capture, training."""
 CHECKED_PER_S, CHECK_S_PER_PARAMETER, CHECKED_TOKENS = 200.0, 2e-9, 8192
 """The same of the parity check, what a drafter's parameters add to each of its tokens, and the most it looks at."""
 ANSWER_TOKENS = {DEMO: 65, SMOLLM2: 410}
@@ -31,7 +36,7 @@ FIXED_S = 240.0
 def forecast(run: RunConfig) -> str:
     """Return one line."""
     low, high = minutes(run)
-    where = "the GPU" if _has_gpu() else f"{os.cpu_count()} CPU cores"
+    where = "the GPU" if has_gpu() else f"{os.cpu_count()} CPU cores"
     span = f"{low:,.0f} to {high:,.0f} minutes" if high < 120 else f"{low / 60:,.1f} to {high / 60:,.1f} hours"
     return f"This run will take about {span} on {where} (what is committed already costs nothing)."
 
@@ -53,17 +58,21 @@ def minutes(run: RunConfig) -> tuple[float, float]:
     served *= 1 + len(evaluation.shapes)
     checked = min(CHECKED_TOKENS, tokens * run.data.held_out_fraction)
     forward = 2 * shape.parameters / _flops(run.target.dtype)
-    read = 0.0 if _has_gpu() else shape.parameters * DTYPE_BYTES[run.target.dtype] / MEMORY_BYTES_PER_S
+    read = 0.0 if has_gpu() else shape.parameters * DTYPE_BYTES[run.target.dtype] / MEMORY_BYTES_PER_S
     train_flops = 6 * drafter_parameters(work) * run.training.ttt_steps
     seconds = (
         FIXED_S
-        + answers * (1 / DECODED_PER_S + forward)
+        + answers * (shape.num_layers * _decode_layer_s(run.serving.max_running_requests) + DECODE_FORWARD * forward)
         + tokens * (1 / CAPTURED_PER_S + forward)
-        + served * (1 / SERVED_PER_S + read)
+        + served * (shape.num_layers * SERVED_LAYER_S + read)
         + tokens * run.training.epochs * (1 / TRAINED_PER_S + train_flops / _flops(run.training.precision))
         + checked * (1 / CHECKED_PER_S + drafter_parameters(work) * CHECK_S_PER_PARAMETER)
     )
     return seconds / 60 * 0.7, seconds / 60 * 1.4
+
+
+def _decode_layer_s(requests: int) -> float:
+    return DECODE_LAYER_S / requests + DECODE_REQUEST_LAYER_S
 
 
 def _answer_tokens(run: RunConfig, longest: int) -> float:
@@ -73,7 +82,7 @@ def _answer_tokens(run: RunConfig, longest: int) -> float:
 
 
 def _flops(dtype: str) -> float:
-    if _has_gpu():
+    if has_gpu():
         return GPU_FLOPS
     fast = dtype != "float32" and any(flag in _processor() for flag in ("avx512_bf16", "amx_bf16"))
     return (CPU_FLOPS_BFLOAT16 if fast else CPU_FLOPS) * (os.cpu_count() or 1) / 2
@@ -84,5 +93,6 @@ def _processor() -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
+    """Return whether NVIDIA's tools are here, as the set-up asks too."""
     return shutil.which("nvidia-smi") is not None
