@@ -33,6 +33,6 @@ def test_the_forecast_grows_with_every_part_of_the_work(monkeypatch: pytest.Monk
     monkeypatch.setattr(forecast, "has_gpu", lambda: False)
     low, high = forecast.minutes(load_recipe("demo", {}))
     assert 0 < low < high
-    for key, value in {"training.epochs": 40, "data.max_new_tokens": 1024, "evaluation.max_prompts": 2000}.items():
+    for key, value in {"training.epochs": 40, "data.max_new_tokens": 300, "evaluation.max_prompts": 2000}.items():
         assert forecast.minutes(load_recipe("demo", {key: value}))[1] > high
     assert forecast.minutes(load_recipe("demo", {"data.max_prompts": 400}))[1] < high
