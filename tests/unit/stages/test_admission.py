@@ -1,0 +1,150 @@
+"""A disk that fills up while states are captured: one clear line at once, nothing half-written, and on it goes."""
+
+import errno
+import shutil
+import subprocess
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.data.plan import read_plan
+from eagle3_core.errors import EXIT_CODES, Remedy, StorageFullError
+from eagle3_core.repair import inspect
+from eagle3_core.storage import load
+from eagle3_core.storage.local import LocalStore
+
+
+class QuotaStore(LocalStore):
+    """Says that what others left of a quota is free."""
+
+    free = 1 << 40
+
+    def free_bytes(self):
+        return self.free
+
+
+def shard_bytes(flow, index):
+    return read_plan(load(flow.store, flow.refs[Kind.SHARD_PLAN])).shards[index].tokens * (4 * 8 * 4 + 5)
+
+
+def left_over(flow):
+    return list((flow.tmp_path / "jobs").rglob("features.safetensors"))
+
+
+def test_capture_stops_while_it_writes_when_others_fill_the_disk_and_goes_on_when_they_free_it(planned, engine):
+    planned.store = store = QuotaStore(planned.tmp_path / "root")
+
+    def others_write(number, aux, last):
+        # After the third sample of the second shard.
+        if len(engine.captured) == first + 3 + 4:
+            store.free = 100
+        return aux, last
+
+    first = len(read_plan(load(store, planned.refs[Kind.SHARD_PLAN])).shards[0].sample_ids)
+    engine.disturb = others_write
+    planned.run("capture", 0)
+    states = [finding.state for finding in inspect(store, planned.refs[Kind.SHARD_PLAN])]
+    assert states == ["ok", "missing", "missing", "missing", "missing"]
+    captured = len(engine.captured)
+    with pytest.raises(StorageFullError, match=r"plus a reserve of 0, found 100 free; free space and resume") as caught:
+        planned.run("capture", 1)
+    assert EXIT_CODES[caught.value.remedy] == 76
+    assert caught.value.remedy is Remedy.RESUME
+    assert len(engine.captured) == captured
+    store.free = 1 << 40
+    planned.capture_all()
+    assert planned.run("seal").facts["shards"] == 5
+
+
+def test_the_asked_shard_stops_in_its_middle_and_gives_back_what_it_had_written(planned, engine):
+    planned.store = store = QuotaStore(planned.tmp_path / "root")
+
+    def others_write(number, aux, last):
+        store.free = 100 if number == 3 else store.free
+        return aux, last
+
+    engine.disturb = others_write
+    with pytest.raises(StorageFullError, match="committed shards are kept"):
+        planned.run("capture", 0)
+    assert len(engine.captured) == 4  # not one more is asked for
+    assert left_over(planned) == []
+    assert store.list_keys("capture") == []
+
+
+def test_a_whole_shard_is_committed_even_below_the_reserve(planned, engine):
+    planned.store = store = QuotaStore(planned.tmp_path / "root")
+    last = len(read_plan(load(store, planned.refs[Kind.SHARD_PLAN])).shards[0].sample_ids) + 2
+
+    def others_write(number, aux, last_states):
+        store.free = 0 if number == last else store.free
+        return aux, last_states
+
+    engine.disturb = others_write
+    planned.run("capture", 0)
+    assert [f.state for f in inspect(store, planned.refs[Kind.SHARD_PLAN])].count("ok") == 1
+
+
+def test_the_disk_under_a_buckets_spool_counts_too(planned, monkeypatch):
+    monkeypatch.setattr(LocalStore, "free_bytes", lambda self: None)
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 5000))
+    with pytest.raises(StorageFullError, match=r"jobs/capture-0/work: expected [\d,]+ bytes for the rest of a shard"):
+        planned.run("capture", 0)
+
+
+@pytest.fixture
+def small_disk(planned):
+    """Mount 64 KiB where jobs work, all but one page of a shard of it taken; None where nothing can be mounted."""
+    disk = planned.tmp_path / "jobs"
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        yield None
+        return
+    (disk / "ballast").write_bytes(bytes(65536 - shard_bytes(planned, 0) // 4096 * 4096))
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_write_that_fails_fails_the_shard_at_once_and_it_is_captured_once_there_is_room(
+    planned, engine, small_disk, monkeypatch
+):
+    shard = read_plan(load(planned.store, planned.refs[Kind.SHARD_PLAN])).shards[0]
+    with monkeypatch.context() as patched:
+        # The figures said that there is room: the disk says otherwise.
+        patched.setattr("eagle3_core.stages.capture._check_space", lambda *_: None)
+        if small_disk is None:
+            simulate_a_full_disk(patched)
+        with pytest.raises(StorageFullError, match=r"no space left writing .*; free space there and resume"):
+            planned.run("capture", 0)
+    assert len(engine.captured) < len(shard.sample_ids) + 3
+    assert left_over(planned) == []
+    assert planned.store.list_keys("capture") == []
+    if small_disk is not None:
+        (small_disk / "ballast").unlink()
+    assert planned.run("capture", 0).facts["tokens"] == shard.tokens
+
+
+def simulate_a_full_disk(monkeypatch):
+    """Stand in where nothing can be mounted: the tenth write of a shard meets ENOSPC."""
+    real, calls = Path.open, []
+
+    class Full:
+        def __init__(self, file):
+            self.file = file
+
+        def write(self, data):
+            calls.append(len(data))
+            if len(calls) > 10:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return self.file.write(data)
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+    def opened(path, mode="r", *args, **more):
+        file = real(path, mode, *args, **more)
+        return Full(file) if path.name == "features.safetensors" and mode == "wb" else file
+
+    monkeypatch.setattr(Path, "open", opened)
