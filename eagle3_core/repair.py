@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.data.features import SAMPLES
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, shard_inputs, tokens_file
 from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, check_values, tensor_layout
 from eagle3_core.errors import (
@@ -21,7 +22,7 @@ from eagle3_core.errors import (
     NotCommittedError,
     UnknownSchemaError,
 )
-from eagle3_core.storage import Artifact, ObjectStore, load, open_store, quarantine
+from eagle3_core.storage import Artifact, ObjectStore, load, open_store, quarantine, verify
 from eagle3_core.storage.scan import OnBytes
 from eagle3_core.storage.tensors import read_header
 
@@ -102,6 +103,23 @@ def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, d
     if _raw_tensor(artifact, FEATURES, "input_ids") != planned_ids:
         raise CorruptArtifactError(f"{where}/{FEATURES}: the token ids are not those of the plan")
     return artifact.ref
+
+
+def check_set(sealed: Artifact, findings: Sequence[ShardFinding]) -> list[str]:
+    """Return what is wrong with a feature set beside its shards: its own files, shards that are not those sealed.
+
+    `findings` are those of its plan's shards, in order.
+    """
+    try:
+        entries = verify(sealed.store, sealed.ref).json(SAMPLES)["shards"]
+    except CorruptArtifactError as error:
+        return [str(error)]
+    return [
+        f"shard {finding.index}: sealed with manifest {entry['manifest_sha256'][:12]}, found "
+        f"{finding.manifest_sha256[:12]}; seal again, then train on the new feature set"
+        for entry, finding in zip(entries, findings, strict=True)
+        if finding.state == "ok" and finding.manifest_sha256 != entry["manifest_sha256"]
+    ]
 
 
 def _finding(artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None) -> ShardFinding:

@@ -23,6 +23,7 @@ from eagle3_core.cli.common import (
 )
 from eagle3_core.cli.demo import demo, stop
 from eagle3_core.cli.explain import explained
+from eagle3_core.cli.features import features
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.plan import plan
 from eagle3_core.cli.reference import reference
@@ -131,6 +132,7 @@ def train(
 app.command(rich_help_panel="Planning and looking")(plan)
 app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
+app.add_typer(features, name="features", rich_help_panel="Planning and looking")
 app.command(rich_help_panel="Drafters")(remap)
 app.command(rich_help_panel="A local Airflow")(demo)
 app.command(rich_help_panel="A local Airflow")(stop)

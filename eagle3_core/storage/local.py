@@ -88,6 +88,10 @@ class LocalStore:
         """Tell whether the file is there."""
         return self._file(key).is_file()
 
+    def modified_at(self, key: str) -> float:
+        """Return when the file was written."""
+        return self._file(key).stat().st_mtime
+
     def list_keys(self, prefix: str) -> list[str]:
         """Return all keys below `prefix/`, temporary files left out."""
         top = self._file(prefix)

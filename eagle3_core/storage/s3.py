@@ -142,6 +142,10 @@ class S3Store:
             return False
         return True
 
+    def modified_at(self, key: str) -> float:
+        """Return when the object was written."""
+        return float(self._head(key)["LastModified"].timestamp())
+
     def list_keys(self, prefix: str) -> list[str]:
         """Return all keys below `prefix/`, sorted."""
         skip = len(self._prefix) + 1 if self._prefix else 0

@@ -33,13 +33,16 @@ class ObjectStore(Protocol):
         """Move (directory) or upload (bucket) a local file to `key`, durably; `source` is gone or disposable after."""
 
     def remove(self, key: str) -> None:
-        """Remove one object durably; absent is fine. For manifests that are replaced, never for data."""
+        """Remove one object durably; absent is fine. A manifest goes before what it names."""
 
     def local_path(self, key: str) -> Path:
         """Return a local file with the object's content; FileNotFoundError if there is none."""
 
     def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
+
+    def modified_at(self, key: str) -> float:
+        """Return when the object was written, in seconds since 1970; FileNotFoundError if there is none."""
 
     def list_keys(self, prefix: str) -> list[str]:
         """Return all keys below `prefix/`, sorted."""

@@ -137,3 +137,44 @@ def test_the_data_stages_run_on_s3_too(s3, tmp_path, config, engine, flow_on):
     assert [finding.state for finding in findings].count("corrupt") == 1
     flow.capture_all()
     assert flow.run("seal") == sealed
+
+
+def test_features_are_listed_verified_measured_and_collected_on_s3_too(s3, tmp_path, flow_on, monkeypatch):
+    from typer.testing import CliRunner
+
+    from eagle3_core.cli.main import app
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    flow = flow_on("s3://bucket/root")
+
+    def typed(*words, code=0):
+        done = CliRunner().invoke(app, ["features", *words, "--root", "s3://bucket/root", "--json"])
+        assert done.exit_code == code, done.stderr
+        return json.loads(done.stdout) if done.stdout else done.stderr
+
+    for name in ("prepare", "regenerate", "build_vocab", "plan_capture"):
+        flow.run(name)
+    flow.capture_all()
+    sealed = flow.run("seal")
+    [row] = typed("ls")["features"]
+    assert (row["key"], row["state"], row["samples"]) == (sealed.key, "sealed", 40)
+    assert 0 <= row["age_s"] < 600
+    assert typed("verify")["bad"] == 0
+    assert typed("stats")["features"][sealed.key]["total"]["samples"] == 40
+    s3.put_object(Bucket="bucket", Key=f"root/{flow.shard_key(2)}/features.safetensors", Body=b"torn")
+    [result] = typed("verify", "--quarantine", code=75)["sets"]
+    assert list(result["problems"]) == ["shard 2"]
+    assert flow.store.exists(f"{flow.shard_key(1)}/manifest.json")
+    assert not flow.store.exists(f"{flow.shard_key(2)}/manifest.json")
+    assert "add --alone" in typed("gc", "--yes", code=65)
+    assert len(typed("gc", "--yes", "--alone")["record"]["remove"]) == 6
+    assert flow.store.list_keys("capture") == []
+
+
+def test_when_an_object_was_written_is_known(store):
+    import time
+
+    store.write_bytes("a", b"")
+    assert abs(store.modified_at("a") - time.time()) < 60
+    with pytest.raises(FileNotFoundError):
+        store.modified_at("none")

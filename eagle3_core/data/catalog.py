@@ -1,0 +1,147 @@
+"""What feature sets a root holds, planned, half captured or sealed; reads manifests and plans, never a shard. Light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.data.plan import ShardPlan, read_plan
+from eagle3_core.errors import ArtifactError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
+from eagle3_core.estimate import feature_bytes_per_token
+from eagle3_core.pipeline import STAGES
+from eagle3_core.storage import Artifact, ObjectStore, load
+from eagle3_core.storage.manifest import MANIFEST
+
+PLANS, SHARDS, SETS = (STAGES[name].name for name in ("plan_capture", "capture", "seal"))
+
+State = Literal["planned", "capturing", "captured", "sealed", "incomplete"]
+
+
+@dataclass(frozen=True)
+class FeatureEntry:
+    """A shard plan and the feature set made of it, if there is one; `committed` of its `shards` are there."""
+
+    plan: Artifact
+    shards: ShardPlan
+    sealed: Artifact | None
+    committed: int
+    made_at: float
+
+    @property
+    def key(self) -> str:
+        """Return the key people use: the feature set's, or the plan's where nothing is sealed."""
+        return (self.sealed or self.plan).ref.key
+
+    @property
+    def state(self) -> State:
+        """Return how far it is."""
+        whole = self.committed == len(self.shards.shards)
+        if self.sealed is not None:
+            return "sealed" if whole else "incomplete"
+        if whole:
+            return "captured"
+        return "capturing" if self.committed else "planned"
+
+    @property
+    def samples(self) -> int:
+        """Return the number of samples."""
+        return sum(len(shard.sample_ids) for shard in self.shards.shards)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens."""
+        return sum(shard.tokens for shard in self.shards.shards)
+
+    @property
+    def bytes(self) -> int:
+        """Return what the hidden states take when all are there."""
+        return self.tokens * self.bytes_per_token
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes of one token."""
+        return feature_bytes_per_token(self.shards.hidden_size, len(self.shards.aux_layers), self.shards.dtype)
+
+
+@dataclass(frozen=True)
+class Catalog:
+    """All of a root; `shards` maps every key below capture/ that holds anything to whether it is committed."""
+
+    entries: tuple[FeatureEntry, ...]
+    shards: dict[str, bool]
+    damaged: dict[str, str]
+
+    def captured(self, entry: FeatureEntry) -> list[str]:
+        """Return the keys of an entry's committed shards."""
+        return [shard.key for shard in entry.shards.shards if self.shards.get(shard.key)]
+
+    def select(self, key: str | None) -> list[FeatureEntry]:
+        """Return the entry of a feature set or of a plan, or all.
+
+        Raises:
+            NotCommittedError: there is none at `key`.
+        """
+        wanted = (key or "").strip("/")
+        found = [entry for entry in self.entries if not wanted or wanted in (entry.key, entry.plan.ref.key)]
+        if wanted and not found:
+            if wanted in self.damaged:
+                raise CorruptArtifactError(self.damaged[wanted])
+            known = ", ".join(entry.key for entry in self.entries) or "none"
+            raise NotCommittedError(f"expected a feature set or a plan at {wanted}, found none; there are: {known}")
+        return found
+
+
+def read_catalog(store: ObjectStore) -> Catalog:
+    """Look at a root; damaged plans and feature sets are named, not hidden."""
+    damaged: dict[str, str] = {}
+    shards = shard_keys(store)
+    plans = {artifact.ref.manifest_sha256: artifact for artifact in _artifacts(store, PLANS, damaged)}
+    sealed: dict[str, list[Artifact | None]] = {}
+    for artifact in _artifacts(store, SETS, damaged):
+        plan = artifact.manifest.inputs.get(Kind.SHARD_PLAN, "")
+        if plan in plans:
+            sealed.setdefault(plan, []).append(artifact)
+        else:
+            damaged[artifact.ref.key] = f"{store.root}/{artifact.ref.key}: expected its shard plan, found none"
+    entries = []
+    for digest, plan_artifact in plans.items():
+        try:
+            plan_values = read_plan(plan_artifact)
+        except (CorruptArtifactError, UnknownSchemaError) as error:
+            damaged[plan_artifact.ref.key] = str(error)
+            continue
+        committed = sum(shards.get(shard.key, False) for shard in plan_values.shards)
+        for one in sealed.get(digest, [None]):
+            made_at = store.modified_at(f"{(one or plan_artifact).ref.key}/{MANIFEST}")
+            entries.append(FeatureEntry(plan_artifact, plan_values, one, committed, made_at))
+    return Catalog(tuple(sorted(entries, key=lambda entry: entry.made_at)), shards, damaged)
+
+
+def shard_keys(store: ObjectStore) -> dict[str, bool]:
+    """Return every shard's key below capture/, and whether its manifest is there."""
+    found: dict[str, bool] = {}
+    for key in store.list_keys(SHARDS):
+        shard, _, name = key.rpartition("/")
+        found[shard] = found.get(shard, False) or name == MANIFEST
+    return found
+
+
+def stored_bytes(store: ObjectStore, key: str) -> int:
+    """Return the bytes of all files of an artifact; 0 where its manifest is absent or damaged."""
+    try:
+        return sum(file.bytes for file in load(store, key).manifest.files.values())
+    except ArtifactError:
+        return 0
+
+
+def _artifacts(store: ObjectStore, prefix: str, damaged: dict[str, str]) -> Iterator[Artifact]:
+    for key in store.list_keys(prefix):
+        artifact_key = key.removesuffix(f"/{MANIFEST}")
+        if artifact_key == key:
+            continue
+        try:
+            yield load(store, artifact_key)
+        except (CorruptArtifactError, UnknownSchemaError) as error:
+            damaged[artifact_key] = str(error)
