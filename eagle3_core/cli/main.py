@@ -9,6 +9,7 @@ import typer
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.checks import check_inputs
+from eagle3_core.cli.bench import bench
 from eagle3_core.cli.common import (
     DEFAULT_ROOT,
     AsJson,
@@ -134,6 +135,7 @@ app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
 app.add_typer(features, name="features", rich_help_panel="Planning and looking")
 app.command(rich_help_panel="Drafters")(remap)
+app.command(rich_help_panel="Drafters")(bench)
 app.command(rich_help_panel="A local Airflow")(demo)
 app.command(rich_help_panel="A local Airflow")(stop)
 app.command(hidden=True)(reference)

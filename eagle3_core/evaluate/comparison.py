@@ -120,8 +120,7 @@ def differences(baseline: Served, served: Served) -> list[Difference]:
         mine, other = ours[name].output_ids, theirs[name].output_ids
         if mine == other:
             continue
-        parted = (at for at, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b)
-        at = next(parted, min(len(mine), len(other)))
+        at = first_difference(mine, other)
         found.append(
             Difference(
                 id=name,
@@ -133,6 +132,12 @@ def differences(baseline: Served, served: Served) -> list[Difference]:
             )
         )
     return found
+
+
+def first_difference(mine: Sequence[int], other: Sequence[int]) -> int:
+    """Return the first position at which two different answers part; where one has ended, its length."""
+    parted = (at for at, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b)
+    return next(parted, min(len(mine), len(other)))
 
 
 def csv_rows(baseline: Measurement, rows: Sequence[ShapeRow]) -> list[dict[str, Any]]:

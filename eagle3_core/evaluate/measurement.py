@@ -66,13 +66,18 @@ class Measurement(Section):
     @property
     def acceptance_at(self) -> list[float | None]:
         """Return P(draft k+1 right | drafts before it right) for each position k; None where none got that far."""
-        histogram = self.overall.accept_histogram or ()
-        reached = [sum(histogram[k:]) for k in range(len(histogram))]
-        return [after / before if before else None for before, after in itertools.pairwise(reached)]
+        return acceptance_at(self.overall.accept_histogram)
 
 
-def pool(answers: Sequence[ServedAnswer], speculating: bool) -> Pool:
-    """Pool answers.
+def acceptance_at(histogram: Sequence[int] | None) -> list[float | None]:
+    """Return P(draft k+1 right | drafts before it right) for each position k of a histogram of accepted drafts."""
+    counts = histogram or ()
+    reached = [sum(counts[k:]) for k in range(len(counts))]
+    return [after / before if before else None for before, after in itertools.pairwise(reached)]
+
+
+def pool(answers: Sequence[ServedAnswer], speculating: bool, *, histograms: bool = True) -> Pool:
+    """Pool answers; `histograms` says that verify passes must come with what each accepted.
 
     Raises:
         NotSpeculatingError: the server should speculate, and an answer has no counters, or they contradict each other.
@@ -82,7 +87,7 @@ def pool(answers: Sequence[ServedAnswer], speculating: bool) -> Pool:
     if not speculating:
         return Pool(answers=len(answers), completion_tokens=tokens, stream_tokens_per_s=speed,
                     verify_passes=None, acceptance_length=None, accept_histogram=None)  # fmt: skip
-    walks = [Walk(answer.completion_tokens, _verify_passes(answer)) for answer in answers]
+    walks = [Walk(answer.completion_tokens, _verify_passes(answer, histograms)) for answer in answers]
     total = Walk.pool(walks)
     return Pool(
         answers=len(answers), completion_tokens=tokens, stream_tokens_per_s=speed,
@@ -91,13 +96,13 @@ def pool(answers: Sequence[ServedAnswer], speculating: bool) -> Pool:
     )  # fmt: skip
 
 
-def by_domain(answers: Sequence[ServedAnswer], speculating: bool) -> dict[str, Pool]:
+def by_domain(answers: Sequence[ServedAnswer], speculating: bool, *, histograms: bool = True) -> dict[str, Pool]:
     """Return the pool of each domain; one whose answers all have a single token has no acceptance and is left out."""
     domains: dict[str, list[ServedAnswer]] = {}
     for answer in answers:
         domains.setdefault(answer.domain, []).append(answer)
     return {
-        name: pool(found, speculating)
+        name: pool(found, speculating, histograms=histograms)
         for name, found in sorted(domains.items())
         if not speculating or any(answer.verify_passes for answer in found)
     }
@@ -146,15 +151,15 @@ def summarise(
     )
 
 
-def _verify_passes(answer: ServedAnswer) -> int:
-    if answer.verify_passes is None or answer.accept_histogram is None:
+def _verify_passes(answer: ServedAnswer, histogram: bool) -> int:
+    if answer.verify_passes is None or (histogram and answer.accept_histogram is None):
         raise NotSpeculatingError(
             f"prompt {answer.id}: the server sent no speculation counters; is the drafter loaded, "
             "and the algorithm EAGLE3?"
         )
     if answer.completion_tokens > 1 and answer.verify_passes == 0:
         raise NotSpeculatingError(f"prompt {answer.id}: {answer.completion_tokens} tokens and no verify pass counted")
-    if sum(answer.accept_histogram) != answer.verify_passes:
+    if answer.accept_histogram is not None and sum(answer.accept_histogram) != answer.verify_passes:
         raise NotSpeculatingError(
             f"prompt {answer.id}: expected {answer.verify_passes} verify passes in the histogram, found "
             f"{sum(answer.accept_histogram)}"

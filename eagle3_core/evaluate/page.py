@@ -16,10 +16,7 @@ TEMPLATE = "report.html"
 
 def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return the page; `metrics` are the lines of the training's metrics.jsonl."""
-    source = resources.files("eagle3_core.evaluate").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["figure"] = figure
-    return environment.from_string(source).render(
+    return template(TEMPLATE).render(
         report=report,
         plots=[
             ("Speed and acceptance by draft shape", _by_shape(report)),
@@ -30,9 +27,24 @@ def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def template(name: str) -> jinja2.Template:
+    """Return a page's template; what it includes lies beside it."""
+    loader = jinja2.FunctionLoader(
+        lambda file: resources.files("eagle3_core.evaluate").joinpath(file).read_text(encoding="utf-8")
+    )
+    environment = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    environment.filters |= {"figure": figure, "milliseconds": milliseconds}
+    return environment.get_template(name)
+
+
 def figure(value: float | None, digits: int = 2) -> str:
     """Return a number for people; what is unknown is a dash, never a 0."""
     return "\N{EN DASH}" if value is None else f"{value:,.{digits}f}"
+
+
+def milliseconds(seconds: float | None) -> str:
+    """Return a time for people."""
+    return figure(None if seconds is None else 1000 * seconds, 1)
 
 
 def _by_shape(report: Report) -> str:

@@ -1,0 +1,92 @@
+"""What a benchmark asks: which prompts, at which concurrency and length, in which order. Pure but for reading files."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import Field
+
+from eagle3_core.config.base import Section
+from eagle3_core.errors import InputError
+from eagle3_core.prompts import read_prompts
+
+
+class Cell(NamedTuple):
+    """One point of the sweep."""
+
+    concurrency: int
+    max_new_tokens: int
+
+
+class BenchPlan(Section):
+    """How the prompts are asked."""
+
+    concurrency: tuple[int, ...] = Field((1, 2, 4, 8), min_length=1)
+    max_new_tokens: tuple[int, ...] = Field((256,), min_length=1)
+    temperature: float = Field(0.0, ge=0, le=2)
+    repeats: int = Field(1, ge=1, le=100)
+    ignore_eos: bool = False
+    flush: bool = Field(True, description="Empty the server's prefix cache before every pass.")
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Return the points of the sweep."""
+        return [Cell(*pair) for pair in itertools.product(self.concurrency, self.max_new_tokens)]
+
+    def order(self, repeat: int) -> list[Cell]:
+        """Return the points in the order of one repeat: each repeat starts elsewhere, so that drift hits none alone."""
+        cells = self.cells
+        start = repeat * max(1, len(cells) // self.repeats) % len(cells)
+        return cells[start:] + cells[:start]
+
+
+@dataclass(frozen=True)
+class BenchPrompt:
+    """A conversation that ends with the user; `id` is a hash of it, so that two benchmarks can be paired."""
+
+    id: str
+    domain: str
+    messages: tuple[Mapping[str, str], ...]
+
+
+def load_prompts(paths: Sequence[Path], limit: int) -> list[BenchPrompt]:
+    """Return up to `limit` different prompts of JSONL files (or directories of them), evenly over the domains.
+
+    Of a conversation of several turns the first is asked: the later ones would depend on the answers.
+
+    Raises:
+        InputError: a file is missing or malformed, or there is no prompt.
+    """
+    files = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
+    found: dict[str, BenchPrompt] = {}
+    for file in files:
+        for prompt in read_prompts(file):
+            text = json.dumps([dict(message) for message in prompt.messages], sort_keys=True)
+            name = hashlib.sha256(text.encode()).hexdigest()[:16]
+            found.setdefault(name, BenchPrompt(name, prompt.domain, prompt.messages))
+    if not found:
+        raise InputError(f"prompts {', '.join(map(str, paths))}: expected JSON lines, found none")
+    domains: dict[str, list[BenchPrompt]] = {}
+    for name in sorted(found):
+        domains.setdefault(found[name].domain, []).append(found[name])
+    in_turn = itertools.zip_longest(*(domains[domain] for domain in sorted(domains)))
+    return [prompt for row in in_turn for prompt in row if prompt is not None][:limit]
+
+
+def check_enough(plan: BenchPlan, prompts: int) -> None:
+    """Refuse a concurrency that so few prompts cannot fill.
+
+    Raises:
+        InputError: fewer prompts than requests to be in flight.
+    """
+    if max(plan.concurrency) > prompts:
+        raise InputError(
+            f"concurrency {max(plan.concurrency)}: expected at least as many prompts, found {prompts}; give more "
+            "prompts (--prompts may be given several times, see --max-prompts) or sweep less far"
+        )

@@ -1,0 +1,179 @@
+"""Put two benchmarks side by side: speed with its uncertainty, break-even, equality of answers, words. Pure.
+
+The speed of a point is tokens per second of single answers, pooled (sum of tokens over sum of latencies): with a fixed
+number in flight it is proportional to the throughput, and it can be resampled prompt by prompt.
+
+Break-even is the acceptance length at which that speed would be the other server's, from the measured cost of a verify
+pass with its drafts (c) and of a plain step (p): an answer of T tokens takes ttft + P * c seconds with P passes, and
+ttft' + (T - 1) * p without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from eagle3_core.config.base import Section
+from eagle3_core.errors import InputError
+from eagle3_core.evaluate.bench.results import BenchRun, CellResult
+from eagle3_core.evaluate.bench.stream import StreamedAnswer
+from eagle3_core.evaluate.comparison import first_difference
+from eagle3_core.evaluate.gate import DEAD_BELOW
+
+RESAMPLES = 2000
+EARLY = 4
+"""Answers that part among their first tokens are seldom near-ties."""
+Word = Literal["faster", "slower", "no difference shown", "drafter dead"]
+
+
+class Speedup(Section):
+    """Times the other server's speed, with the 95 % interval of resampled prompts."""
+
+    ratio: float
+    low: float | None = Field(description="None: fewer than two prompts in common.")
+    high: float | None
+    prompts: int
+
+
+class DomainSpeedup(Section):
+    """One domain at one point of the sweep."""
+
+    domain: str
+    speedup: Speedup
+    acceptance_length: float | None
+
+
+class CellComparison(Section):
+    """One point of the sweep."""
+
+    concurrency: int
+    max_new_tokens: int
+    word: Word
+    speedup: Speedup
+    throughput_ratio: float = Field(description="Output tokens per second of whole passes, medians.")
+    acceptance_length: float | None
+    cost_ratio: float | None = Field(description="A verify pass with its drafts against a plain step.")
+    break_even: float | None = Field(description="Acceptance length at which the speeds would be equal.")
+    compared: int
+    equal: int | None = Field(description="Answers equal token by token; None: sampled, so they need not be.")
+    parted_early: int | None = Field(description=f"Those that part within the first {EARLY} tokens.")
+    domains: tuple[DomainSpeedup, ...]
+
+
+class Comparison(Section):
+    """One benchmark against another."""
+
+    against: str
+    baseline: bool = Field(description="The other server did not speculate.")
+    cells: tuple[CellComparison, ...]
+
+
+def compare(run: BenchRun, other: BenchRun) -> Comparison:
+    """Compare the points that both have.
+
+    Raises:
+        InputError: no point, or no prompt, in common.
+    """
+    baseline = not other.server.speculating
+    rows = []
+    for cell in run.cells:
+        theirs = other.at(cell.cell)
+        pairs = _pairs(run.answers_at(cell.cell), other.answers_at(cell.cell))
+        if theirs is not None and pairs:
+            rows.append(_compare_cell(cell, theirs, pairs, run.plan.temperature, baseline))
+    if not rows:
+        raise InputError(
+            "expected a point of the sweep and prompts that both benchmarks have, found none; measure with the same "
+            f"--prompts, --concurrency and --max-new-tokens as {other.server.url}"
+        )
+    title = "no speculation" if baseline else f"{other.server.title} at {other.server.url}"
+    return Comparison(against=title, baseline=baseline, cells=tuple(rows))
+
+
+class _Pair(Section):
+    """What one prompt gave on both servers, all repeats together."""
+
+    domain: str
+    tokens: tuple[int, int]
+    seconds: tuple[float, float]
+    ids: tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def _pairs(mine: Sequence[StreamedAnswer], theirs: Sequence[StreamedAnswer]) -> list[_Pair]:
+    sides: list[dict[str, list[StreamedAnswer]]] = [{}, {}]
+    for side, answers in zip(sides, (mine, theirs), strict=True):
+        for answer in answers:
+            side.setdefault(answer.id, []).append(answer)
+    found = []
+    for name in sorted(set(sides[0]) & set(sides[1])):
+        ours, others = sides[0][name], sides[1][name]
+        both = (ours, others)
+        tokens, other_tokens = (sum(answer.completion_tokens for answer in one) for one in both)
+        seconds, other_seconds = (sum(answer.latency_s for answer in one) for one in both)
+        found.append(
+            _Pair(
+                domain=ours[0].domain,
+                tokens=(tokens, other_tokens),
+                seconds=(seconds, other_seconds),
+                ids=(ours[0].output_ids, others[0].output_ids),
+            )
+        )
+    return found
+
+
+def _compare_cell(
+    mine: CellResult, theirs: CellResult, pairs: Sequence[_Pair], temperature: float, baseline: bool
+) -> CellComparison:
+    speed, acceptance = speedup(pairs), mine.acceptance_length
+    differing = [pair.ids for pair in pairs if pair.ids[0] != pair.ids[1]]
+    costs = mine.step_s / theirs.step_s if mine.step_s and theirs.step_s and acceptance and baseline else None
+    domains = sorted({pair.domain for pair in pairs})
+    return CellComparison(
+        concurrency=mine.concurrency, max_new_tokens=mine.max_new_tokens, word=word(speed, acceptance), speedup=speed,
+        throughput_ratio=mine.tokens_per_s / theirs.tokens_per_s, acceptance_length=acceptance, cost_ratio=costs,
+        break_even=break_even(mine, theirs) if costs else None, compared=len(pairs),
+        equal=len(pairs) - len(differing) if temperature == 0 else None,
+        parted_early=sum(first_difference(*ids) < EARLY for ids in differing) if temperature == 0 else None,
+        domains=tuple(
+            DomainSpeedup(
+                domain=name, speedup=speedup([pair for pair in pairs if pair.domain == name]),
+                acceptance_length=mine.domains[name].acceptance_length if name in mine.domains else None,
+            )
+            for name in domains
+        ),
+    )  # fmt: skip
+
+
+def speedup(pairs: Sequence[_Pair], seed: int = 0) -> Speedup:
+    """Return the ratio of the pooled speeds and its interval, resampling prompts with both their answers."""
+    tokens = np.array([pair.tokens for pair in pairs], dtype=float)
+    seconds = np.array([pair.seconds for pair in pairs], dtype=float)
+    mine, theirs = tokens.sum(0) / seconds.sum(0)
+    low = high = None
+    if len(pairs) > 1:
+        drawn = np.random.default_rng(seed).multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), RESAMPLES)
+        rates = (drawn @ tokens) / (drawn @ seconds)
+        low, high = (float(edge) for edge in np.quantile(rates[:, 0] / rates[:, 1], (0.025, 0.975)))
+    return Speedup(ratio=float(mine / theirs), low=low, high=high, prompts=len(pairs))
+
+
+def break_even(mine: CellResult, theirs: CellResult) -> float | None:
+    """Return the acceptance length at which an answer would take as long as on the other server; None: none would."""
+    if mine.step_s is None or theirs.step_s is None:
+        return None
+    answers, tokens = mine.overall.answers, mine.overall.completion_tokens
+    without = answers * theirs.ttft_mean_s + (tokens - answers) * theirs.step_s
+    for_passes = without - answers * mine.ttft_mean_s
+    return tokens / (for_passes / mine.step_s) if for_passes > 0 else None
+
+
+def word(speed: Speedup, acceptance: float | None) -> Word:
+    """Return the verdict on one point."""
+    if acceptance is not None and acceptance < DEAD_BELOW:
+        return "drafter dead"
+    if speed.low is None or speed.high is None or speed.low <= 1 <= speed.high:
+        return "no difference shown"
+    return "faster" if speed.low > 1 else "slower"
