@@ -128,6 +128,7 @@ def cut(lengths: Sequence[int], shard_tokens: int, max_shards: int) -> list[rang
 
     A longer sample has a shard of its own. Depends on its arguments alone.
     """
+    assert max_shards >= 1
     bound = max(shard_tokens, -(-sum(lengths) // max_shards))
     while len(shards := _cut(lengths, bound)) > max_shards:
         bound += -(-bound // 50)
