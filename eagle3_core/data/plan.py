@@ -13,6 +13,7 @@ from eagle3_core.config import DataConfig, RunConfig, TargetConfig
 from eagle3_core.config.base import Section, canonical_sha256
 from eagle3_core.data.corpus import Answer
 from eagle3_core.errors import CorruptArtifactError, UnknownSchemaError
+from eagle3_core.identity import TargetIdentity
 from eagle3_core.pipeline import STAGES, output_key, shard_key
 from eagle3_core.storage import Artifact
 
@@ -92,8 +93,22 @@ def tokens_file(index: int) -> str:
     return f"tokens/{index:05d}.safetensors"
 
 
+def capture_decides(
+    run: RunConfig, target: TargetIdentity, layers: Sequence[int], engine: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return everything but the samples that decides hidden states, as a plan holds it."""
+    return {
+        "aux_layers": list(layers),
+        "dtype": run.capture.dtype,
+        "target_dtype": run.target.dtype,
+        "hidden_size": target.hidden_size,
+        "target": target.model_dump(mode="json"),
+        "engine": dict(engine),
+    }
+
+
 def capture_identity(decides: Mapping[str, Any]) -> str:
-    """Return the name of everything but the samples that decides hidden states: target, layers, dtypes, engine."""
+    """Return the name of what `capture_decides` returned."""
     return canonical_sha256({"shard": 1, "decides": decides})
 
 

@@ -18,6 +18,7 @@ from eagle3_core.data.plan import (
     PlannedSample,
     PlannedShard,
     ShardPlan,
+    capture_decides,
     capture_identity,
     shard_digest,
     shard_place,
@@ -43,19 +44,11 @@ def run(context: StageContext) -> Ref:
     content = {"engine": canonical_sha256(engine), "max_sample_tokens": str(context.run.data.max_sample_tokens)}
     if done := context.done(content):
         return done
-    capture, corpus = context.run.capture, context.input("corpus")
+    corpus = context.input("corpus")
     target = TargetIdentity.model_validate(corpus.manifest.facts["target"])
     answers = list(read_corpus(corpus))
     _check_lengths(answers, context.run.data.max_sample_tokens)
-    layers = aux_layers(context.run.target, target)
-    decides = {
-        "aux_layers": list(layers),
-        "dtype": capture.dtype,
-        "target_dtype": context.run.target.dtype,
-        "hidden_size": target.hidden_size,
-        "target": target.model_dump(mode="json"),
-        "engine": engine,
-    }
+    decides = capture_decides(context.run, target, aux_layers(context.run.target, target), engine)
     with context.store.claim(PLANNING, lambda: context.progress.phase("waiting for another plan or for gc")):
         return _plan(context, answers, decides, content)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from eagle3_core.artifacts import Ref
@@ -13,12 +13,14 @@ from eagle3_core.checks import aux_layers, check_inputs
 from eagle3_core.config import RunConfig
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
+from eagle3_core.data.plan import capture_decides, capture_identity
+from eagle3_core.data.reuse import captured_shards
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan, validate
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import Eagle3Error, PreflightError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
-from eagle3_core.identity import read_target, resolve_target
+from eagle3_core.identity import read_target, resolve_target, target_fingerprint
 from eagle3_core.storage import ObjectStore
 
 
@@ -61,17 +63,28 @@ def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
     shape = read_target(resolve_target(config))
     prompts = checked_prompts(resolve_prompts(config))
     count = min(prompts, config.data.max_prompts or prompts)
-    layers = len(aux_layers(config.target, shape))
+    layers = aux_layers(config.target, shape)
     # Expected, not the worst case: half of the longest answer, plus a prompt of 64 tokens.
     tokens = count * (64 + config.data.max_new_tokens // 2)
-    need = tokens * feature_bytes_per_token(shape.hidden_size, layers, config.capture.dtype)
-    free = store.free_bytes()
+    per_token = feature_bytes_per_token(shape.hidden_size, len(layers), config.capture.dtype)
+    need, free = tokens * per_token, store.free_bytes()
+    if free is not None and free < need + config.capture.reserve_bytes:
+        # Looked up only where it matters: naming the target by content can take minutes the first time.
+        need = max(0, tokens - _captured_tokens(config, store, layers)) * per_token
     if free is not None and free < need + config.capture.reserve_bytes:
         raise StorageFullError(
             f"{store.root}: expected about {need:,} bytes of hidden states plus a reserve of "
             f"{config.capture.reserve_bytes:,}, found {free:,} free; free space or lower data.max_prompts"
         )
     return {"need_bytes": need, "free_bytes": free}
+
+
+def _captured_tokens(config: RunConfig, store: ObjectStore, layers: Sequence[int]) -> int:
+    """Return how many tokens are captured already in shards that a plan of this run may use again."""
+    engine = {"fingerprint": require_known_good(), "device": resolve_device(config.serving.device)}
+    target = target_fingerprint(resolve_target(config))
+    identity = capture_identity(capture_decides(config, target, layers, engine))
+    return sum(sum(index.lengths) for index in captured_shards(store, identity))
 
 
 def _template(config: RunConfig) -> dict[str, Any]:
