@@ -63,6 +63,7 @@ def curves(
             for label, (x, y) in lines.items():
                 axes.plot(x, y, label=label, marker="o" if len(x) < 20 else None, markersize=4)
             axes.set_xlabel(x_label)
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.set_ylabel(y_label)
             if share:
                 axes.set_ylim(0, 1.03)
@@ -84,7 +85,8 @@ def bars(panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], name: s
                 heights = [value for _, value in drawn]
                 patches = axes.bar([at + offset for at, _ in drawn], heights, width * 0.92, label=label)
                 axes.bar_label(patches, fmt="%.2f", fontsize=7, padding=1)
-            axes.set_xticks(range(len(groups)), groups, rotation=20 if len(groups) > 5 else 0)
+            slant: dict[str, Any] = {"rotation": 40, "ha": "right"} if len(groups) > 8 else {"rotation": 20}
+            axes.set_xticks(range(len(groups)), groups, **(slant if len(groups) > 5 else {}))
             axes.grid(axis="x", visible=False)
             axes.set_ylabel(y_label)
             if len(series) > 1:

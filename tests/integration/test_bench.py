@@ -1,0 +1,54 @@
+"""A benchmark of a real SGLang that speculates says what its own counters say, request by request."""
+
+import json
+
+import pytest
+
+from eagle3_core.config import DraftShape, ServingConfig
+from eagle3_core.engine.client import Sampling
+from eagle3_core.engine.launch import LaunchPlan
+from eagle3_core.engine.server import SglangServer
+from eagle3_core.evaluate.bench.drive import Hooks, bench
+from eagle3_core.evaluate.bench.plan import BenchPlan, load_prompts
+from eagle3_core.evaluate.bench.verdict import verdict
+from eagle3_core.evaluate.gate import DEAD_BELOW
+from tests.integration.test_engine import VOCAB, make_drafter, make_target
+
+TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
+TOKENS = 24
+
+
+def test_a_real_server_is_measured_as_it_counts(tmp_path):
+    target = make_target(tmp_path / "target")
+    (target / "chat_template.jinja").write_text(TEMPLATE)
+    drafter = make_drafter(tmp_path / "drafter", list(range(VOCAB)))
+    # The tokenizer finds its special tokens w0, w1 and w2 in longer words too.
+    ids = [[30 + (11 * at + 7 * word) % 70 for word in range(4 + at)] for at in range(12)]
+    lines = [json.dumps({"prompt": " ".join(f"w{token}" for token in one), "domain": f"d{at % 2}"})
+             for at, one in enumerate(ids)]  # fmt: skip
+    (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
+    prompts = load_prompts([tmp_path / "prompts.jsonl"], 99)
+    plan = BenchPlan(concurrency=(1, 4), max_new_tokens=(TOKENS,), repeats=2, ignore_eos=True)
+    serving = ServingConfig(device="cpu", threads=1, max_running_requests=8)
+    launch = LaunchPlan.speculate(target, "float32", serving, drafter, DraftShape.from_name("3/1/4"))
+    with SglangServer(launch, log=tmp_path / "log", threads=1) as server, server.client() as client:
+        (run,) = bench([server.url], prompts, plan, Hooks())
+        told = client.generate_all(ids, Sampling(TOKENS, ignore_eos=True), concurrency=4)
+    assert run.server.title == "EAGLE3 3/1/4"
+    by_ids = {tuple(answer.output_ids): answer for answer in told}
+    assert len(run.answers) == 2 * 2 * len(prompts)
+    for answer in run.answers:
+        counted = by_ids[answer.output_ids]
+        assert answer.verify_passes == counted.spec_verify_ct
+        assert answer.accept_histogram == counted.spec_accept_histogram
+        assert answer.prompt_tokens == counted.prompt_tokens
+        assert 0 < answer.ttft_s < answer.latency_s
+    passes = sum(answer.spec_verify_ct or 0 for answer in told)
+    for cell in run.cells:
+        assert cell.acceptance_length == pytest.approx(TOKENS * len(ids) / passes, rel=1e-12)
+        assert cell.overall.completion_tokens == 2 * TOKENS * len(ids)
+        assert cell.failed == cell.empty == 0
+        assert len(cell.acceptance_at) >= 1
+        assert set(cell.domains) == {"d0", "d1"}
+    assert run.cells[1].mean_in_flight > 2 * run.cells[0].mean_in_flight
+    assert verdict(run, None, None, None).dead == (min(cell.acceptance_length for cell in run.cells) < DEAD_BELOW)
