@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -125,10 +125,12 @@ def _option(argv: list[str], name: str) -> str | None:
     return argv[argv.index(name) + 1] if name in argv[:-1] else None
 
 
-def _run(store: ObjectStore, key: str, mine: Iterable[JobRecord]) -> tuple[str, list[str], bool]:
+def _run(store: ObjectStore, key: str, mine: Sequence[JobRecord]) -> tuple[str, list[str], bool]:
     """Return a run's name, the artifacts it has made or would find, and whether it is through."""
     digests = [digest for record in mine for digest in record.digests]
-    finished = any(record.stage == "publish" and record.state == "succeeded" for record in mine)
+    published = [record.touched_at for record in mine if record.stage == "publish" and record.state == "succeeded"]
+    # Every night's run may have the same configuration: a job later than the last release belongs to the next one.
+    finished = bool(published) and all(record.touched_at <= max(published) for record in mine)
     short = Path(key).stem[:8]
     try:
         config = RunConfig.parse(json.loads(store.read_bytes(key)), key)

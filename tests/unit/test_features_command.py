@@ -322,6 +322,15 @@ def test_gc_keeps_what_an_unfinished_run_has_made_until_it_is_through_or_abandon
     assert "(finished)" in json.dumps(typed.json("ls")["features"])
 
 
+def test_a_run_that_began_again_after_its_release_goes_on(typed, sealed):
+    run, sets = freeze(sealed.store, sealed.config), sealed.refs[Kind.FEATURE_SET]
+    typed.job("seal-1", "seal", {"shard_plan": sealed.refs[Kind.SHARD_PLAN]}, result=sets, run=run, age_s=50)
+    typed.job("publish-1", "publish", run=run, age_s=100)
+    assert "(unfinished)" in typed.json("gc")["kept"][sets.key]
+    typed.job("publish-2", "publish", run=run, age_s=10)
+    assert typed.json("gc")["sets"] == [sets.key]
+
+
 def test_a_failed_job_is_abandoned_after_the_days_given(typed, sealed):
     typed.job("train-1", "train", {"feature_set": sealed.refs[Kind.FEATURE_SET]}, "failed", age_s=9e5)
     assert typed.json("gc")["sets"] == []
