@@ -78,6 +78,21 @@ def check_outputs_of(outputs_of: Sequence[int], num_layers: int) -> tuple[int, .
     return layers
 
 
+def captured_outputs_of(ids: Sequence[int], model_class: str, num_layers: int) -> tuple[int, ...]:
+    """Return the layers whose outputs SGLang captures when it is given these ids; `engine_layer_ids` backwards.
+
+    Raises:
+        EngineArgsError: they name a layer that is not there or cannot be captured, or the class is not known here.
+    """
+    if model_class in _ADDS_ONE_UNLESS_LAST_BOUNDARY:
+        are_boundaries = ids[-1] == num_layers
+    else:
+        are_boundaries = model_class in _ADDS_ONE_WHEN_FIRST_IS_ONE and ids[0] != 1
+    outputs_of = tuple(layer - are_boundaries for layer in ids)
+    engine_layer_ids(outputs_of, model_class, num_layers)  # refuses what cannot be captured
+    return outputs_of
+
+
 def engine_layer_ids(outputs_of: Sequence[int], model_class: str, num_layers: int) -> tuple[int, ...]:
     """Return the ids to give SGLang, by call or in `eagle_config`, so that it captures these layers' outputs.
 

@@ -57,8 +57,20 @@ def write_config(facts: DrafterFacts, to: Dialect, dtype: str, where: str) -> di
     ids = None
     if facts.layer_ids is not None:
         ids = list(translate(facts.layer_ids, facts.numbering, to.numbering, facts.target, where))
+        if to.numbering is Numbering.OUTPUTS:
+            _check_alike(ids, facts, to, where)
     block = _block(facts, to, where)
     return _nested(facts, to, dtype, ids, block) if to.config == "nested" else _flat(facts, to, dtype, ids, block)
+
+
+def _check_alike(outputs: list[int], facts: DrafterFacts, to: Dialect, where: str) -> None:
+    """Refuse ids that count outputs, as ModelOpt means them, where SGLang reads the file and takes other layers."""
+    sglang = list(translate(outputs, Numbering.OUTPUTS, Numbering.SGLANG, facts.target, where))
+    if sglang != outputs:
+        raise ExportError(
+            f"{where}: {IDS}: expected ids that mean the same layers to {to.name} and to SGLang, found the outputs "
+            f"{outputs}, which SGLang calls {sglang} for {facts.target_class}; write them with --to sglang"
+        )
 
 
 def _llama(facts: DrafterFacts, dtype: str) -> dict[str, Any]:
@@ -165,7 +177,7 @@ def _own(facts: DrafterFacts, where: str) -> dict[str, Any]:
     for name, value in needed.items():
         if value is None:
             raise ExportError(f"{where}: {name}: expected one, found none: our own format names the target it is for; "
-                              "give --target DIRECTORY")  # fmt: skip
+                              "give --target DIRECTORY with architectures in its config.json")  # fmt: skip
     if facts.layer_ids is None:
         if facts.target_layers is None:
             raise ExportError(f"{where}: {IDS}: expected them written out, found none, which means the default layers "

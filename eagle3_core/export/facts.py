@@ -27,6 +27,8 @@ from eagle3_core.model.architecture import DrafterArchitecture
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3")
 """Model types under which plain RMS norms and SwiGLU are meant; the key set says the rest."""
+LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 1e4}
+"""What transformers takes where a config of type llama lacks the key, and so whoever trained or serves by it."""
 
 
 class DrafterFacts(Section):
@@ -59,11 +61,12 @@ class DrafterFacts(Section):
     target_layers: int | None = None
     target_sha256: str | None = None
     speculators_config: dict[str, Any] | None = None
+    assumed: dict[str, float] = Field(default_factory=dict, description="What the config lacks, by LLAMA_DEFAULTS.")
 
     @property
     def target(self) -> Target:
         """Return what is known of the target."""
-        return Target(self.target_class, self.target_layers, self.target_sha256)
+        return Target(self.target_class, self.target_layers)
 
     @property
     def extras(self) -> frozenset[str]:
@@ -115,10 +118,18 @@ class DrafterFacts(Section):
         """
         try:
             if dialect.config == "own":
-                return cls.of_architecture(DrafterArchitecture.parse(config, where))
-            return cls.parse(_values(config, dialect, where), where)
+                facts = cls.of_architecture(DrafterArchitecture.parse(config, where))
+            else:
+                facts = cls.parse(_values(config, dialect, where), where)
         except ConfigError as error:
             raise ExportError(f"{error}; correct {where}") from None
+        if facts.rope_parameters.get("rope_theta") is None:
+            raise _missing("'rope_theta'", where)
+        return facts
+
+
+def _missing(key: object, where: str) -> ExportError:
+    return ExportError(f"{where}: expected the key {key}, found none; add it from the training config")
 
 
 def _values(config: Mapping[str, Any], dialect: Dialect, where: str) -> dict[str, Any]:
@@ -128,10 +139,14 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str) -> dict[str
     eagle = config.get("eagle_config") if isinstance(config.get("eagle_config"), dict) else {}
     merged = {**inner, **{name: config[name] for name in _OUTER if name in config}}
     _refuse(merged, eagle or {}, where)
+    defaults = LLAMA_DEFAULTS if merged.get("model_type") == "llama" else {}
+    given = merged.keys() | read_rope(merged, where).keys()
+    assumed = {name: value for name, value in defaults.items() if name not in given}
+    merged |= assumed
     try:
         sizes = _sizes(merged)
     except KeyError as missing:
-        raise ExportError(f"{where}: expected the key {missing}, found none; add it from the training config") from None
+        raise _missing(missing, where) from None
     block = config.get(BLOCK) or {}
     ids = config.get(IDS) if dialect.numbering is Numbering.ENTRIES else (eagle or {}).get(IDS)
     aux = config.get("num_aux_hidden_states") or (len(ids) if ids else 3)
@@ -151,6 +166,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str) -> dict[str
         "target_layers": block.get("target_layers"),
         "target_sha256": block.get("target_sha256"),
         "speculators_config": config.get("speculators_config"),
+        "assumed": assumed,
     }
     if ids and len(ids) != aux:
         raise ExportError(f"{where}: expected {aux} layer ids (num_aux_hidden_states), found {list(ids)}; correct one")
@@ -170,7 +186,7 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
         "num_kv_heads": config.get("num_key_value_heads") or heads,
         "head_dim": config.get("head_dim") or hidden // heads,
         "hidden_act": config.get("hidden_act", "silu"),
-        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "rms_norm_eps": config["rms_norm_eps"],
         "max_position_embeddings": config["max_position_embeddings"],
         "vocab_size": config["vocab_size"],
         "draft_vocab_size": config.get("draft_vocab_size") or config["vocab_size"],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from eagle3_core.engine.layers import boundaries, engine_layer_ids
+from eagle3_core.engine.layers import boundaries, captured_outputs_of, engine_layer_ids
 from eagle3_core.errors import EngineArgsError, ExportError
 from eagle3_core.export.dialects import Numbering
 
@@ -20,7 +20,6 @@ class Target:
 
     model_class: str | None = None
     num_layers: int | None = None
-    sha256: str | None = None
 
     def needed(self, what: str) -> tuple[str, int]:
         """Return class and number of layers.
@@ -31,7 +30,7 @@ class Target:
         if self.model_class is None or self.num_layers is None:
             raise ExportError(
                 f"{what}: expected to know the target, whose class and layers decide what SGLang's ids mean, found "
-                "neither; give --target DIRECTORY"
+                "not both; give --target DIRECTORY with architectures and num_hidden_layers in its config.json"
             )
         return self.model_class, self.num_layers
 
@@ -40,9 +39,12 @@ def translate(ids: Sequence[int], source: Numbering, to: Numbering, target: Targ
     """Return the ids that mean the same layers in another numbering.
 
     Raises:
-        ExportError: the engine cannot express them, or only the target could tell what they mean.
+        ExportError: they are no layers, the engine cannot express them, or only the target could tell what they mean.
     """
-    if source is to:
+    if not ids or list(ids) != sorted(set(ids)) or ids[0] < 0:
+        raise ExportError(f"{where}: layer ids: expected them ascending, distinct and from 0 on, found {list(ids)}; "
+                          "engines capture in the order of the layers, so correct them")  # fmt: skip
+    if source is to is Numbering.SGLANG:
         return tuple(ids)
     try:
         return _from_outputs(_outputs(ids, source, target, where), to, target, where)
@@ -51,30 +53,15 @@ def translate(ids: Sequence[int], source: Numbering, to: Numbering, target: Targ
 
 
 def _outputs(ids: Sequence[int], source: Numbering, target: Target, where: str) -> tuple[int, ...]:
-    if source is Numbering.OUTPUTS:
-        return tuple(ids)
-    lower = tuple(layer - 1 for layer in ids)
-    if source is Numbering.ENTRIES:
-        if min(lower) < 0:
-            raise ExportError(f"{where}: layer ids {list(ids)}: expected 1 or more, 0 is the embedding, not a layer")
-        return lower
-    model_class, layers = target.needed(f"{where}: layer ids {list(ids)}")
-    engine_layer_ids((1,), model_class, layers)  # refuses a class whose rule is not known
-    if _given(ids, model_class, layers) == tuple(ids):
-        return tuple(ids)
-    if min(lower) >= 0 and _given(lower, model_class, layers) == tuple(ids):
-        return lower
-    # Neither is how SGLang would be asked. gpt-oss adds one to ids up to n - 1, the DeepSeek family takes these as they
-    # are; only the first can be asked for the output of the last layer.
-    return tuple(ids) if _given(ids, model_class, layers) and ids[-1] == layers - 1 else lower
-
-
-def _given(outputs_of: Sequence[int], model_class: str, layers: int) -> tuple[int, ...]:
-    """Return what SGLang would be given for these outputs; empty where it cannot capture them."""
-    try:
-        return engine_layer_ids(outputs_of, model_class, layers)
-    except EngineArgsError:
-        return ()
+    if source is Numbering.SGLANG:
+        return captured_outputs_of(ids, *target.needed(f"{where}: layer ids {list(ids)}"))
+    outputs_of = tuple(ids) if source is Numbering.OUTPUTS else tuple(layer - 1 for layer in ids)
+    if outputs_of[0] < 0:
+        raise ExportError(f"{where}: layer ids {list(ids)}: expected 1 or more, 0 is the embedding, not a layer")
+    if target.num_layers is not None and outputs_of[-1] >= target.num_layers:
+        raise ExportError(f"{where}: layer ids: expected layers of a target that has {target.num_layers}, found "
+                          f"{list(ids)}, the outputs of {list(outputs_of)}; correct them")  # fmt: skip
+    return outputs_of
 
 
 def _from_outputs(outputs_of: tuple[int, ...], to: Numbering, target: Target, where: str) -> tuple[int, ...]:
@@ -82,5 +69,4 @@ def _from_outputs(outputs_of: tuple[int, ...], to: Numbering, target: Target, wh
         return outputs_of
     if to is Numbering.ENTRIES:
         return boundaries(outputs_of)
-    model_class, layers = target.needed(f"{where}: aux layers {list(outputs_of)}")
-    return engine_layer_ids(outputs_of, model_class, layers)
+    return engine_layer_ids(outputs_of, *target.needed(f"{where}: aux layers {list(outputs_of)}"))

@@ -91,6 +91,8 @@ def make_plan(source: Source, to: Dialect, told: str | None, target: TargetFacts
     pieces, notes = _pieces(found, to, facts, where, ours=BLOCK in source.config)
     dtype = TORCH_NAMES[found["fc.weight"].header.dtype]
     config = write_config(facts, to, dtype, where)
+    notes += [f"{name} is {value}: the config has none, and transformers takes this for llama"
+              for name, value in facts.assumed.items()]  # fmt: skip
     if facts.tied:
         notes.append("tie_word_embeddings is false now: the head is a tensor of its own")
     return Plan(
@@ -107,7 +109,7 @@ def with_target(facts: DrafterFacts, to: Dialect, target: TargetFacts, where: st
         ExportError: the drafter is for another target.
     """
     text = target.config.get("text_config") or target.config
-    model_class = (target.config.get("architectures") or ["unknown"])[0]
+    model_class = (target.config.get("architectures") or [None])[0]
     layers = text.get("num_hidden_layers")
     for name, ours, theirs in (
         ("hidden size", facts.target_hidden_size, text.get("hidden_size")),
@@ -121,8 +123,8 @@ def with_target(facts: DrafterFacts, to: Dialect, target: TargetFacts, where: st
                               "give the target it was trained for")  # fmt: skip
     sha256 = facts.target_sha256 or (target.sha256() if to.config == "own" else None)
     return facts.model_copy(update={
-        "target_class": model_class,
-        "target_layers": layers,
+        "target_class": model_class or facts.target_class,
+        "target_layers": layers or facts.target_layers,
         "target_sha256": sha256,
         "max_position_embeddings": int(text.get("max_position_embeddings") or facts.max_position_embeddings),
         "bos_token_id": text.get("bos_token_id", facts.bos_token_id),

@@ -7,11 +7,9 @@ from typing import Any
 
 from eagle3_core.errors import ExportError
 
-THETA = 10000.0
-
 
 def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the settings in the newer spelling.
+    """Return the settings in the newer spelling; without `rope_theta` where none has it.
 
     Raises:
         ExportError: both spellings are there and differ, so that two engines would serve two drafters.
@@ -29,17 +27,16 @@ def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
                     f"{spelling}, {value!r}; engines read either, so correct the wrong one"
                 )
     found.setdefault("rope_type", "default")
-    found.setdefault("rope_theta", THETA)
     if "mrope_section" in found:
         # Text positions are equal in all sections, which is plain RoPE.
-        return {"rope_type": "default", "rope_theta": found["rope_theta"]}
+        found = {"rope_type": "default", **{name: found[name] for name in found if name == "rope_theta"}}
     return found
 
 
 def write_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings in both spellings."""
     scaled = dict(rope) if rope.get("rope_type", "default") != "default" else None
-    return {"rope_theta": rope.get("rope_theta", THETA), "rope_scaling": scaled, "rope_parameters": dict(rope)}
+    return {"rope_theta": rope["rope_theta"], "rope_scaling": scaled, "rope_parameters": dict(rope)}
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -76,6 +76,22 @@ def test_a_tied_target_does_not_tie_the_drafter_and_its_positions_are_the_drafte
     assert config["architectures"] == [DIALECTS[to].architecture]
 
 
+@pytest.mark.parametrize("spelled", [{}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+                                     {"rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}}])  # fmt: skip
+def test_what_a_llama_config_leaves_out_is_what_transformers_takes_and_is_said(spelled, tmp_path):
+    from transformers import LlamaConfig
+
+    source = tiny.write(tmp_path / "in", "eagle", rms_norm_eps=None, rope_theta=None, **spelled)
+    done = remap(source, tmp_path / "out", "vllm")
+    read, default = tiny.read_config(done.out), LlamaConfig()
+    assert (read["rms_norm_eps"], read["rope_theta"]) == (default.rms_norm_eps, default.rope_parameters["rope_theta"])
+    assert [note.split()[0] for note in done.plan.notes] == ["rms_norm_eps", "rope_theta"]
+
+
+def test_what_a_config_says_is_nothing_to_note(tmp_path):
+    assert remap(tiny.write(tmp_path / "in", "eagle"), tmp_path / "out", "vllm").plan.notes == ()
+
+
 def test_the_nested_config_is_what_vllm_reads(tmp_path):
     config = made(tmp_path, to="speculators")
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
@@ -128,6 +144,25 @@ def test_what_sglang_is_given_for_wanted_outputs(model_class, outputs, given):
         ((1, 3), Numbering.SGLANG, Numbering.OUTPUTS, Target("NobodyKnowsMe", 8)),
         ((1, 7), Numbering.OUTPUTS, Numbering.SGLANG, Target(LLAMA, 8)),
         ((1, 3), Numbering.OUTPUTS, Numbering.SGLANG, Target(LLAMA)),
+        ((1, 4, 7), Numbering.SGLANG, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((0, 3, 7), Numbering.SGLANG, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((5, 4, 1), Numbering.SGLANG, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((1, 4, 4), Numbering.SGLANG, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((1, 4, 99), Numbering.SGLANG, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((-1, 3), Numbering.SGLANG, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((0, 3, 5), Numbering.SGLANG, Numbering.OUTPUTS, Target(DEEPSEEK, 8)),
+        ((1, 3, 7), Numbering.SGLANG, Numbering.OUTPUTS, Target(DEEPSEEK, 8)),
+        ((2, 3, 8), Numbering.SGLANG, Numbering.OUTPUTS, Target(DEEPSEEK, 8)),
+        ((5, 3, 2), Numbering.SGLANG, Numbering.OUTPUTS, Target(DEEPSEEK, 8)),
+        ((1, 4, 9), Numbering.SGLANG, Numbering.OUTPUTS, Target(GPT_OSS, 8)),
+        ((0, 4, 8), Numbering.SGLANG, Numbering.OUTPUTS, Target(GPT_OSS, 8)),
+        ((5, 4, 1), Numbering.SGLANG, Numbering.SGLANG, Target()),
+        ((-1, 3), Numbering.SGLANG, Numbering.SGLANG, Target()),
+        ((1, 4, 8), Numbering.OUTPUTS, Numbering.OUTPUTS, Target(LLAMA, 8)),
+        ((1, 4, 8), Numbering.OUTPUTS, Numbering.ENTRIES, Target(LLAMA, 8)),
+        ((2, 5, 9), Numbering.ENTRIES, Numbering.ENTRIES, Target(LLAMA, 8)),
+        ((6, 5, 2), Numbering.ENTRIES, Numbering.ENTRIES, Target()),
+        ((), Numbering.ENTRIES, Numbering.OUTPUTS, Target()),
     ],
 )
 def test_ids_that_cannot_be_translated_are_an_export_error(ids, source, to, target):

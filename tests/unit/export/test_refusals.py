@@ -191,6 +191,16 @@ def test_a_size_that_is_not_there(tmp_path, refused):
     assert "'intermediate_size'" in refused(drafter(tmp_path, config={"intermediate_size": None}))
 
 
+@pytest.mark.parametrize("kind", ["qwen3", "phi3", None])
+@pytest.mark.parametrize("gone", ["rms_norm_eps", "rope_theta"])
+def test_a_constant_that_is_not_there(gone, kind, tmp_path, refused):
+    assert f"'{gone}'" in refused(drafter(tmp_path, config={gone: None, "model_type": kind}))
+
+
+def test_our_own_config_without_its_rope_theta(tmp_path, refused):
+    assert "'rope_theta'" in refused(drafter(tmp_path, "own", {"rope_parameters": {"rope_type": "default"}}))
+
+
 def test_norms_the_config_does_not_mention(tmp_path, refused):
     source = drafter(tmp_path, input_norm__weight=torch.ones(3 * tiny.D).bfloat16())
     assert "input_norm.weight" in refused(source)
@@ -232,6 +242,39 @@ def test_layer_ids_whose_target_is_not_known(tmp_path, refused):
 
 def test_our_own_format_needs_the_target(tmp_path, refused):
     assert "--target" in refused(drafter(tmp_path), "own", target=None)
+
+
+@pytest.mark.parametrize("architectures", [None, []])
+def test_our_own_format_needs_a_target_that_says_its_class(architectures, tmp_path, refused):
+    line = refused(drafter(tmp_path, "vllm"), "own", target=tiny.target(architectures=architectures))
+    assert "target_class: expected one, found none" in line
+    assert "architectures" in line
+
+
+def test_what_the_target_leaves_out_stays_as_the_drafter_has_it(tmp_path):
+    made = remap(drafter(tmp_path), tmp_path / "made", "vllm", target=tiny.target()).out
+    vague = tiny.target(architectures=None, num_hidden_layers=None)
+    block = tiny.read_config(remap(made, tmp_path / "again", "speculators", target=vague).out)["eagle3"]
+    assert (block["target_class"], block["target_layers"]) == ("LlamaForCausalLM", tiny.LAYERS)
+
+
+DEEPSEEK = {"architectures": ["DeepseekV3ForCausalLM"]}
+
+
+def test_modelopts_ids_are_not_written_where_sglang_would_read_other_layers(tmp_path, refused):
+    source = drafter(tmp_path, "vllm", {"eagle_aux_hidden_state_layer_ids": [3, 4, 6]})
+    line = refused(source, "modelopt", target=tiny.target(**DEEPSEEK))
+    assert "[2, 3, 5]" in line
+    assert "[3, 4, 6]" in line
+    assert "--to sglang" in line
+    made = remap(source, tmp_path / "sglang", "sglang", target=tiny.target(**DEEPSEEK)).out
+    assert tiny.read_config(made)["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == [3, 4, 6]
+
+
+def test_modelopts_ids_are_written_where_both_mean_the_same_layers(tmp_path):
+    source = drafter(tmp_path, "vllm")
+    made = remap(source, tmp_path / "out", "modelopt", target=tiny.target(**DEEPSEEK)).out
+    assert tiny.read_config(made)["eagle_config"]["eagle_aux_hidden_state_layer_ids"] == tiny.OUTPUTS
 
 
 def test_layer_ids_sglang_cannot_capture(tmp_path, refused):
