@@ -11,10 +11,12 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from eagle3_core.config import RunConfig
 from eagle3_core.config.recipes import load_recipe, parse_override
 from eagle3_core.errors import EXIT_CODES, Eagle3Error
+from eagle3_core.storage.scan import OnBytes
 
 console = Console(stderr=True, highlight=False)
 
@@ -47,6 +49,16 @@ def one_line_errors() -> Iterator[None]:
         message = " ".join(str(error).split())
         print(f"error: [{type(error).__name__}] {message}", file=sys.stderr)
         raise typer.Exit(EXIT_CODES[error.remedy]) from None
+
+
+@contextlib.contextmanager
+def byte_bar(title: str, total: int) -> Iterator[OnBytes]:
+    """Draw a bar with bytes a second on a terminal; say nothing elsewhere."""
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=total)
+        yield lambda count: progress.update(task, advance=count)
 
 
 def print_json(values: Any) -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.table import Column, Table
 
-from eagle3_core.cli.common import DEFAULT_ROOT, AsJson, Root, console, human_bytes, one_line_errors, print_json
+from eagle3_core.cli.common import (
+    DEFAULT_ROOT,
+    AsJson,
+    Root,
+    byte_bar,
+    console,
+    human_bytes,
+    one_line_errors,
+    print_json,
+)
 from eagle3_core.data.catalog import Catalog, FeatureEntry, read_catalog
 from eagle3_core.data.collect import Collection, remove, survey
 from eagle3_core.data.lineage import Lineage, read_lineage
@@ -71,7 +77,7 @@ def verify_features(
         total = sum(shard.tokens * entry.bytes_per_token for entry in plans.values()
                     for shard in entry.shards.shards if catalog.shards.get(shard.key))  # fmt: skip
         read, started = [0], time.monotonic()
-        with _bar("verify", total) as advance:
+        with byte_bar("verify", total) as advance:
 
             def on_bytes(count: int) -> None:
                 read[0] += count
@@ -252,13 +258,3 @@ def _age(seconds: float) -> str:
         if seconds >= length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(seconds, 0):.0f} s"
-
-
-@contextlib.contextmanager
-def _bar(title: str, total: int) -> Iterator[OnBytes]:
-    """Draw a bar with bytes a second on a terminal; say nothing elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(title, total=total)
-        yield lambda count: progress.update(task, advance=count)

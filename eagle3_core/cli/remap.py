@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from eagle3_core.cli.common import AsJson, console, human_bytes, one_line_errors, print_json
+from eagle3_core.cli.common import AsJson, byte_bar, console, human_bytes, one_line_errors, print_json
 from eagle3_core.export.dialects import DIALECTS
 from eagle3_core.export.plan import TargetFacts
-from eagle3_core.export.remap import OnBytes, Remapped
+from eagle3_core.export.remap import Remapped
 from eagle3_core.export.remap import remap as rewrite
 from eagle3_core.identity import read_config, target_fingerprint
 
@@ -40,13 +37,15 @@ def remap(
     drops unknown keys and leaves missing ones uninitialised without a word.
 
     * **sglang** `midlayer.*`, which every SGLang reads; **specforge**, **eagle** the same with their configs
-    * **sglang-new** `layers.0.*`, which SGLang reads since it has more than one draft layer; **modelopt** likewise
+    * **sglang-new** `layers.0.*`, which SGLang reads since it has more than one draft layer
+    * **modelopt** the same without t2d; refused where SGLang would take other layers than ModelOpt by the same ids
     * **automodel** `model.layers.0.*`; the wrappers `_orig_mod.` and `module.` are taken off in every dialect
     * **vllm** `layers.0.*` with vLLM's layer ids; **speculators** with the nested config of that library
     * **own** the checkpoint of this project: `layer.*` and `drafter_config.json`
     """
     with one_line_errors():
-        with _bar(source) as on_bytes:
+        total = sum(path.stat().st_size for path in source.glob("*.safetensors"))
+        with byte_bar(f"remap {source.name}", total) as on_bytes:
             known = _target(target) if target is not None else None
             result = rewrite(source, out, to, told=told, target=known, on_bytes=on_bytes)
         if as_json:
@@ -57,16 +56,6 @@ def remap(
 
 def _target(directory: Path) -> TargetFacts:
     return TargetFacts(read_config(directory), str(directory), lambda: target_fingerprint(directory).sha256)
-
-
-@contextlib.contextmanager
-def _bar(source: Path) -> Iterator[OnBytes]:
-    """Draw a bar on a terminal; say nothing elsewhere."""
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), DownloadColumn(), TransferSpeedColumn(),
-               TimeRemainingColumn())  # fmt: skip
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(f"remap {source.name}", total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 def _show(result: Remapped) -> None:

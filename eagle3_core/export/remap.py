@@ -13,7 +13,7 @@ import os
 import shutil
 import struct
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,11 +22,8 @@ from eagle3_core.errors import ExportError, StorageFullError
 from eagle3_core.export.dialects import dialect_named
 from eagle3_core.export.plan import Piece, Plan, TargetFacts, make_plan
 from eagle3_core.export.source import INDEX, open_source
-from eagle3_core.export.values import FLOATS, non_finite
 from eagle3_core.storage import full_disk_is_typed
-
-OnBytes = Callable[[int, int], None]
-"""Called with the bytes done and the total."""
+from eagle3_core.storage.scan import OnBytes, first_not_finite
 
 
 @dataclass(frozen=True)
@@ -73,25 +70,25 @@ def remap(
         to: a name of `dialects.DIALECTS`.
         told: the source's dialect, where its files do not tell.
         target: the target the drafter is for, where sizes, layer ids or our own format need it.
-        on_bytes: told of the progress.
+        on_bytes: hears of every part of the tensors that is written.
 
     Raises:
         ExportError: one line about the first thing that is wrong; nothing is left at `out`.
     """
     dialect = dialect_named(to, "--to")
-    if out.resolve() == source.resolve():
+    out = out.resolve()
+    if out == source.resolve():
         raise ExportError(f"{out}: expected another directory than the source, found the same; choose a new one")
     plan = make_plan(open_source(source), dialect, told, target)
     total = sum(piece.size for pieces in plan.files.values() for piece in pieces)
     with full_disk_is_typed(out), _staging(out) as staged:
         _require_room(staged, total)
-        _write(plan, staged, total, on_bytes or (lambda _done, _total: None))
+        _write(plan, staged, total, on_bytes or (lambda _count: None))
         already = _publish(staged, out)
     return Remapped(plan, out, total, already)
 
 
 def _write(plan: Plan, staged: Path, total: int, on_bytes: OnBytes) -> None:
-    done = 0
     weight_map: dict[str, str] = {}
     for name, pieces in plan.files.items():
         weight_map |= {piece.key: name for piece in pieces}
@@ -100,8 +97,7 @@ def _write(plan: Plan, staged: Path, total: int, on_bytes: OnBytes) -> None:
             for piece in pieces:
                 for data in _checked(piece, staged.name):
                     file.write(data)
-                    done += len(data)
-                    on_bytes(done, total)
+                    on_bytes(len(data))
             _flush(file)
     if plan.sharded:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
@@ -134,7 +130,7 @@ def _checked(piece: Piece, where: str) -> Iterator[bytes]:
         yield piece.content
         return
     for data in piece.content.chunks():
-        if piece.dtype in FLOATS and non_finite(piece.dtype, data):
+        if first_not_finite(data, piece.dtype) is not None:
             raise ExportError(
                 f"{piece.content.file}: {piece.key}: expected finite numbers, found NaN or infinite values; take an "
                 "earlier checkpoint"
@@ -173,30 +169,39 @@ def _staging(out: Path) -> Iterator[Path]:
     """Yield a fresh directory beside `out`; it is gone afterwards, and so are those of runs that died."""
     out.parent.mkdir(parents=True, exist_ok=True)
     _sweep(out)
-    staged = out.with_name(f".{out.name}.{uuid.uuid4().hex[:8]}.tmp")
-    staged.mkdir()
-    descriptor = os.open(staged, os.O_RDONLY | os.O_DIRECTORY)
+    staged, descriptor = _fresh(out)
     try:
-        # Held for as long as this process lives: tells other runs that this directory is not left over.
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield staged
     finally:
-        os.close(descriptor)
         if staged.exists():
             shutil.rmtree(staged)
+        os.close(descriptor)
+
+
+def _fresh(out: Path) -> tuple[Path, int]:
+    """Make a directory and lock it; one that another run swept up before it was locked is made again."""
+    while True:
+        staged = out.parent / f".{out.name}.{uuid.uuid4().hex[:8]}.tmp"
+        staged.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = os.open(staged, os.O_RDONLY | os.O_DIRECTORY)
+            # Held for as long as this process lives: tells other runs that this directory is not left over.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if staged.exists():
+                return staged, descriptor
+            os.close(descriptor)
 
 
 def _sweep(out: Path) -> None:
+    """Remove what dead runs left; what vanishes meanwhile is another run's, done or swept up by a third."""
     for path in out.parent.glob(f".{out.name}.????????.tmp"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            continue
-        else:
-            shutil.rmtree(path)
-        finally:
-            os.close(descriptor)
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path)
+            finally:
+                os.close(descriptor)
 
 
 def _require_room(staged: Path, total: int) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from eagle3_core.errors import ExportError
-from eagle3_core.export.values import CHUNK
 from eagle3_core.model.architecture import CONFIG_FILE as OWN_CONFIG
 from eagle3_core.storage.tensors import TensorHeader, read_header
 
 CONFIG, MODEL, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 OWN_FILES = ("drafter.safetensors", "vocab.safetensors")
+CHUNK = 1 << 20
+"""Bytes read at a time; a multiple of every element's size."""
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 

@@ -1,49 +1,12 @@
-"""Look at the bytes of tensors without any library: non-finite numbers, and the two vocabulary maps."""
+"""Look at the bytes of the two vocabulary maps without any library."""
 
 from __future__ import annotations
 
 import array
 import itertools
 import sys
-from collections.abc import Callable
 
 from eagle3_core.errors import ExportError
-
-CHUNK = 4 << 20
-"""Bytes read at a time; a multiple of every element's size."""
-
-
-def _table(matches: Callable[[int], bool]) -> bytes:
-    return bytes(1 if matches(byte) else 0 for byte in range(256))
-
-
-_EIGHT_ONES = _table(lambda byte: byte & 0x7F == 0x7F)  # sign and 7 bits of an exponent
-_TOP_BIT = _table(lambda byte: byte >= 0x80)
-_FIVE_ONES = _table(lambda byte: byte & 0x7C == 0x7C)
-_NIBBLE = _table(lambda byte: byte >= 0xF0)
-_NON_FINITE: dict[str, tuple[int, tuple[tuple[int, bytes], ...]]] = {
-    "BF16": (2, ((1, _EIGHT_ONES), (0, _TOP_BIT))),
-    "F32": (4, ((3, _EIGHT_ONES), (2, _TOP_BIT))),
-    "F64": (8, ((7, _EIGHT_ONES), (6, _NIBBLE))),
-    "F16": (2, ((1, _FIVE_ONES),)),
-    "F8_E5M2": (1, ((0, _FIVE_ONES),)),
-    "F8_E4M3": (1, ((0, _EIGHT_ONES),)),
-}
-"""Element size, and which bytes of an element (little-endian) say that its exponent is all ones."""
-FLOATS = frozenset(_NON_FINITE)
-
-
-def non_finite(dtype: str, data: bytes) -> bool:
-    """Tell whether whole elements `data` of a floating dtype hold NaN or infinity."""
-    size, tests = _NON_FINITE[dtype]
-    marks = [data[offset::size].translate(table) for offset, table in tests]
-    if any(1 not in mark for mark in marks):
-        return False
-    # Elements in which all tests hold: both marks are 0/1 bytes, so they can be and-ed as two large numbers.
-    together = int.from_bytes(marks[0], "little")
-    for mark in marks[1:]:
-        together &= int.from_bytes(mark, "little")
-    return together != 0
 
 
 def int64s(data: bytes) -> array.array[int]:

@@ -12,8 +12,16 @@ from typing import BinaryIO
 from eagle3_core.storage.tensors import TensorHeader, read_header
 
 _CHUNK = 1 << 20
-_EXPONENTS = {"F32": (4, 0x7F800000, 0x00800000), "BF16": (2, 0x7F80, 0x0080), "F16": (2, 0x7C00, 0x0400)}
+_EXPONENTS = {
+    "F64": (8, 0x7FF0000000000000, 0x0010000000000000),
+    "F32": (4, 0x7F800000, 0x00800000),
+    "BF16": (2, 0x7F80, 0x0080),
+    "F16": (2, 0x7C00, 0x0400),
+    "F8_E5M2": (1, 0x7C, 0x04),
+    "F8_E4M3": (1, 0x7F, 0x01),  # it has no infinity, and NaN alone is all ones
+}
 """Bytes of a value, its exponent's bits, the lowest of them: added to a full exponent it carries into the sign."""
+FLOATS = frozenset(_EXPONENTS)
 
 OnBytes = Callable[[int], None]
 

@@ -1,10 +1,13 @@
 """Every dialect to every other and back: names, bytes, layer ids, shards, idempotence, atomic output."""
 
+import fcntl
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -185,7 +188,7 @@ def test_a_run_that_dies_while_writing_leaves_no_output_and_the_next_one_sweeps_
     source = tiny.write(tmp_path / "in", "vllm")
     code = (
         "import os, sys\nfrom pathlib import Path\nfrom eagle3_core.export.remap import remap\n"
-        "remap(Path(sys.argv[1]), Path(sys.argv[2]), 'sglang', told='vllm', on_bytes=lambda done, total: os._exit(9))"
+        "remap(Path(sys.argv[1]), Path(sys.argv[2]), 'sglang', told='vllm', on_bytes=lambda count: os._exit(9))"
     )
     config = json.loads((source / "config.json").read_text())
     del config["eagle_aux_hidden_state_layer_ids"]
@@ -196,6 +199,74 @@ def test_a_run_that_dies_while_writing_leaves_no_output_and_the_next_one_sweeps_
     assert len(list(tmp_path.glob(".out.*.tmp"))) == 1
     go(source, tmp_path / "out", "sglang")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("call", [(os, "open"), (fcntl, "flock")])
+def test_a_directory_that_another_run_sweeps_up_before_it_is_locked_is_made_again(call, tmp_path, monkeypatch):
+    plain, swept = getattr(*call), []
+
+    def after_the_other_run(first, *rest, **more):
+        fresh = list(tmp_path.glob(".out.*.tmp"))
+        if fresh and not swept:
+            swept.append(fresh)
+            shutil.rmtree(fresh[0])
+        return plain(first, *rest, **more)
+
+    monkeypatch.setattr(*call, after_the_other_run)
+    go(tiny.write(tmp_path / "in", "vllm"), tmp_path / "out", "sglang")
+    assert swept
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+@pytest.mark.parametrize("call", [(os, "open"), (fcntl, "flock")])
+def test_what_was_left_over_may_vanish_while_it_is_swept_up(call, tmp_path, monkeypatch):
+    left, plain = tmp_path / ".out.01234567.tmp", getattr(*call)
+    left.mkdir()
+
+    def after_the_other_run(first, *rest, **more):
+        if left.exists():
+            left.rmdir()
+        return plain(first, *rest, **more)
+
+    source = tiny.write(tmp_path / "in", "vllm")
+    plan = module.make_plan
+
+    def planned(*arguments):  # what reads the source opens files too
+        made = plan(*arguments)
+        monkeypatch.setattr(*call, after_the_other_run)
+        return made
+
+    monkeypatch.setattr(module, "make_plan", planned)
+    go(source, tmp_path / "out", "sglang")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+def test_a_staging_directory_is_removed_before_it_is_let_go(tmp_path, monkeypatch):
+    source = tiny.write(tmp_path / "in", "vllm")
+    go(source, tmp_path / "out", "sglang")
+    plain, held = shutil.rmtree, []
+
+    def removing(path, *rest, **more):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            held.append(path)
+        os.close(descriptor)
+        return plain(path, *rest, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", removing)
+    assert go(source, tmp_path / "out", "sglang").already
+    assert len(held) == 1
+
+
+def test_the_output_may_be_the_directory_one_is_in(tmp_path, monkeypatch):
+    source = tiny.write(tmp_path / "in", "vllm")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    go(source, Path(), "sglang")
+    assert sorted(tiny.read(tmp_path / "here")) == SGLANG_KEYS
+    assert go(source, tmp_path / "here", "sglang").already
 
 
 def test_files_are_on_disk_before_they_have_their_name(tmp_path, monkeypatch):
@@ -212,8 +283,9 @@ def test_files_are_on_disk_before_they_have_their_name(tmp_path, monkeypatch):
 def test_a_whole_file_is_never_read_at_once(tmp_path, monkeypatch):
     monkeypatch.setattr("eagle3_core.export.source.CHUNK", 64)
     seen = []
-    go(tiny.write(tmp_path / "in", "vllm"), tmp_path / "out", "sglang", on_bytes=lambda done, total: seen.append(done))
-    assert max(later - sooner for sooner, later in itertools.pairwise(seen)) <= 64
+    go(tiny.write(tmp_path / "in", "vllm"), tmp_path / "out", "sglang", on_bytes=seen.append)
+    assert max(seen) <= 64
+    assert sum(seen) == sum(value.nbytes for value in tiny.tensors("sglang").values())
     assert tiny.same(tiny.read(tmp_path / "out"), tiny.tensors("sglang"))
 
 

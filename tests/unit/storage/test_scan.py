@@ -11,7 +11,8 @@ from safetensors.torch import save_file
 from eagle3_core.storage import scan as module
 from eagle3_core.storage.scan import first_not_finite, scan
 
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+EIGHT_BITS = {"F8_E5M2": torch.float8_e5m2, "F8_E4M3": torch.float8_e4m3fn}
 
 
 def raw(tensor):
@@ -21,7 +22,7 @@ def raw(tensor):
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(st.integers(0, 2**32), st.lists(st.tuples(st.integers(0, 99), st.sampled_from(["nan", "inf", "-inf"]))))
 def test_the_first_value_that_is_not_finite_is_found_among_all_bit_patterns(dtype, seed, planted):
-    bits = {"F32": torch.int32, "BF16": torch.int16, "F16": torch.int16}[dtype]
+    bits = {"F64": torch.int64, "F32": torch.int32, "BF16": torch.int16, "F16": torch.int16}[dtype]
     limits = torch.iinfo(bits)
     some = torch.randint(limits.min, limits.max, (100,), dtype=bits, generator=torch.Generator().manual_seed(seed))
     values = some.view(DTYPES[dtype])
@@ -39,6 +40,15 @@ def test_the_largest_finite_values_are_no_fault(dtype):
         first_not_finite(raw(torch.tensor([limits.max, limits.min, limits.tiny, 0.0], dtype=DTYPES[dtype])), dtype)
         is None
     )
+
+
+@pytest.mark.parametrize("dtype", EIGHT_BITS)
+def test_every_8_bit_number_is_judged_as_torch_does(dtype):
+    bits = torch.arange(256, dtype=torch.uint8)
+    finite = torch.isfinite(bits.view(EIGHT_BITS[dtype]).float())
+    assert [first_not_finite(bytes([pattern]), dtype) is None for pattern in range(256)] == finite.tolist()
+    assert first_not_finite(raw(bits[finite]), dtype) is None
+    assert first_not_finite(raw(bits), dtype) == finite.tolist().index(False)
 
 
 def test_integers_are_always_finite():
