@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import hashlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from eagle3_core.demo import pin
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, StorageFullError, TargetError
-from eagle3_core.storage import full_disk_is_typed
+from eagle3_core.storage import full_disk_is_typed, to_disk
 
 
 def main(argv: Sequence[str]) -> int:
@@ -117,20 +116,12 @@ def download(folder: Path) -> Path:
 def _place(made: Path, directory: Path, old: Path) -> None:
     """Rename `made` to `directory`, after its bytes have reached the disk."""
     for path in (*made.iterdir(), made):
-        _to_disk(path)
+        to_disk(path)
     if directory.exists():
         # Of an older conversion, or files are missing.
         directory.rename(old)
     made.rename(directory)
-    _to_disk(directory.parent)
-
-
-def _to_disk(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    to_disk(directory.parent)
 
 
 @contextlib.contextmanager

@@ -16,13 +16,13 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from eagle3_core.errors import ExportError, StorageFullError
 from eagle3_core.export.dialects import dialect_named
 from eagle3_core.export.plan import Piece, Plan, TargetFacts, make_plan
 from eagle3_core.export.source import INDEX, open_source
-from eagle3_core.storage import full_disk_is_typed
+from eagle3_core.storage import full_disk_is_typed, to_disk
 from eagle3_core.storage.scan import OnBytes, first_not_finite
 
 
@@ -98,12 +98,12 @@ def _write(plan: Plan, staged: Path, total: int, on_bytes: OnBytes) -> None:
                 for data in _checked(piece, staged.name):
                     file.write(data)
                     on_bytes(len(data))
-            _flush(file)
+        to_disk(staged / name)
     if plan.sharded:
         index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         _write_json(staged / INDEX, index)
     _write_json(staged / plan.config_file, plan.config)
-    _sync_directory(staged)
+    to_disk(staged)
 
 
 def _header(pieces: tuple[Piece, ...]) -> bytes:
@@ -155,7 +155,7 @@ def _publish(staged: Path, out: Path) -> bool:
             f"{out}: expected a new or empty directory, found other content; nothing is overwritten, choose another or "
             "remove it"
         ) from None
-    _sync_directory(out.parent)
+    to_disk(out.parent)
     return False
 
 
@@ -211,19 +211,5 @@ def _require_room(staged: Path, total: int) -> None:
 
 
 def _write_json(path: Path, values: Mapping[str, Any]) -> None:
-    with path.open("xb") as file:
-        file.write((json.dumps(values, indent=1) + "\n").encode())
-        _flush(file)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    path.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    to_disk(path)

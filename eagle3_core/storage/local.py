@@ -50,32 +50,30 @@ class LocalStore:
         """Write or replace the object atomically and durably."""
         target = self._file(key)
         with full_disk_is_typed(target), _temp_beside(target) as temp:
-            with temp.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            temp.write_bytes(data)
+            to_disk(temp)
             temp.replace(target)
-            _fsync_directory(target.parent)
+            to_disk(target.parent)
 
     def put_file(self, source: Path, key: str) -> None:
         """Move a local file to `key`, durably."""
         target = self._file(key)
         with full_disk_is_typed(target), _temp_beside(target) as temp:
             if source.stat().st_dev == target.parent.stat().st_dev:
-                _fsync_file(source)
+                to_disk(source)
                 source.replace(target)
             else:
                 shutil.copyfile(source, temp)
-                _fsync_file(temp)
+                to_disk(temp)
                 temp.replace(target)
-            _fsync_directory(target.parent)
+            to_disk(target.parent)
 
     def remove(self, key: str) -> None:
         """Remove one file durably."""
         target = self._file(key)
         if target.exists():
             target.unlink()
-            _fsync_directory(target.parent)
+            to_disk(target.parent)
 
     def local_path(self, key: str) -> Path:
         """Return the file itself."""
@@ -104,8 +102,8 @@ class LocalStore:
         with full_disk_is_typed(destination):
             _make_directory(destination.parent)
             origin.rename(destination)
-        _fsync_directory(destination.parent)
-        _fsync_directory(origin.parent)
+        to_disk(destination.parent)
+        to_disk(origin.parent)
 
     def free_bytes(self) -> int | None:
         """Return what this user may still write."""
@@ -160,16 +158,12 @@ def _make_directory(path: Path) -> None:
         return
     _make_directory(path.parent)
     path.mkdir(exist_ok=True)
-    _fsync_directory(path.parent)
+    to_disk(path.parent)
 
 
-def _fsync_file(path: Path) -> None:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-
-
-def _fsync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def to_disk(path: Path) -> None:
+    """Return once the content of a file, or the names in a directory, have reached the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
