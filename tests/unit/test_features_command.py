@@ -387,6 +387,14 @@ def test_gc_removes_nothing_where_the_way_from_a_release_is_interrupted(typed, s
     assert everything(sealed) == before
 
 
+def test_gc_removes_nothing_while_any_manifest_is_damaged_since_it_may_have_referred_to_anything(typed, sealed):
+    stray = typed.put("train/stray", Kind.CHECKPOINT, feature_set=sealed.refs[Kind.FEATURE_SET])
+    assert len(typed.json("gc")["sets"]) == 1
+    flip(sealed.tmp_path / "root" / stray.key / "manifest.json", 60)
+    assert "so nothing is removed" in typed("gc", "--yes", code=75).stderr
+    assert find(sealed.store, sealed.refs[Kind.FEATURE_SET].key) is not None
+
+
 def test_a_gc_that_dies_on_its_way_leaves_nothing_that_counts_as_whole_and_a_record(typed, sealed, monkeypatch):
     real, calls = collect._remove, []
 
