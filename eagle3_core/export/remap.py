@@ -79,6 +79,9 @@ def remap(
     out = out.resolve()
     if out == source.resolve():
         raise ExportError(f"{out}: expected another directory than the source, found the same; choose a new one")
+    if out == Path.cwd():
+        raise ExportError(f"{out}: expected another directory, found the one you are in, which a new one would replace "
+                          "under you; choose a new one")  # fmt: skip
     plan = make_plan(open_source(source), dialect, told, target)
     total = sum(piece.size for pieces in plan.files.values() for piece in pieces)
     with full_disk_is_typed(out), _staging(out) as staged:

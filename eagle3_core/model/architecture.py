@@ -55,7 +55,7 @@ class DrafterArchitecture(Section):
         """Derive the sizes from the target's `config.json`; what `wanted` leaves open is the target's.
 
         Raises:
-            TargetError: the target scales or caps its logits, or lacks a size.
+            TargetError: the target scales or caps its logits, or lacks a size or its class.
             ConfigError: the sizes do not fit together.
         """
         refuse_scaled_logits(target)
@@ -75,7 +75,10 @@ class DrafterArchitecture(Section):
         except KeyError as missing:
             raise TargetError(f"target config.json: expected the key {missing}, found none; is it a decoder?") from None
         values |= {"draft_vocab_size": draft_vocab_size, "aux_layers": aux_layers, "target_sha256": target_sha256}
-        values["target_class"] = (target.get("architectures") or ["unknown"])[0]
+        if not target.get("architectures"):
+            raise TargetError("target config.json: expected architectures, found none: the class decides what SGLang's "
+                              "layer ids mean; add it")  # fmt: skip
+        values["target_class"] = target["architectures"][0]
         return cls.parse(values, "drafter sizes")
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:

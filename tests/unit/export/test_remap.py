@@ -260,13 +260,16 @@ def test_a_staging_directory_is_removed_before_it_is_let_go(tmp_path, monkeypatc
     assert len(held) == 1
 
 
-def test_the_output_may_be_the_directory_one_is_in(tmp_path, monkeypatch):
+def test_the_output_is_named_from_where_one_is(tmp_path, monkeypatch):
     source = tiny.write(tmp_path / "in", "vllm")
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    go(source, Path(), "sglang")
-    assert sorted(tiny.read(tmp_path / "here")) == SGLANG_KEYS
-    assert go(source, tmp_path / "here", "sglang").already
+    (tmp_path / "out" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "out" / "deep")
+    with pytest.raises(ExportError, match="other content"):
+        go(source, Path(".."), "sglang")
+    with pytest.raises(ExportError, match="the one you are in"):
+        go(source, Path(), "sglang")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+    assert list((tmp_path / "out" / "deep").iterdir()) == []
 
 
 def test_files_are_on_disk_before_they_have_their_name(tmp_path, monkeypatch):

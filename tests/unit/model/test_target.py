@@ -51,6 +51,12 @@ def test_targets_whose_logits_are_not_head_times_state_are_refused(setting):
         derive({**CONFIG, **setting})
 
 
+@pytest.mark.parametrize("architectures", [None, []])
+def test_a_target_without_its_class_is_refused_before_training_not_at_export(architectures):
+    with pytest.raises(TargetError, match="architectures"):
+        derive({**CONFIG, "architectures": architectures})
+
+
 def test_mrope_for_text_is_plain_rope():
     sizes = derive({**CONFIG, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1]}})
     assert sizes.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
