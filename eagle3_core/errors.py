@@ -10,9 +10,11 @@ Eagle3Error
 |   |-- CorruptArtifactError retry   content differs from its manifest: it is quarantined, a retry makes it again
 |   `-- UnknownSchemaError   fix     written by a newer version
 |-- StorageFullError         resume  free space, then resume
+|-- StoreUnreachableError    retry   the store does not answer; says nothing about any artifact
 |-- EngineError              retry   SGLang failed in a way a new start may cure
 |   |-- EngineDiedError              the server process died
 |   |-- EngineStartError             it never became ready
+|   |-- EngineUnreachableError       the server lives but does not answer
 |   |-- CaptureMismatchError         hidden states do not belong to the request
 |   |-- EngineArgsError      fix     flags the installed SGLang would refuse or rewrite
 |   |-- EngineVersionError   fix     SGLang or the capture plugin is not a known-good combination
@@ -92,6 +94,12 @@ class StorageFullError(Eagle3Error):
     remedy = Remedy.RESUME
 
 
+class StoreUnreachableError(Eagle3Error):
+    """The store does not answer, or answers with a fault of its own; no statement about what is in it."""
+
+    remedy = Remedy.RETRY
+
+
 class EngineError(Eagle3Error):
     """SGLang failed in a way a new start may cure."""
 
@@ -104,6 +112,10 @@ class EngineDiedError(EngineError):
 
 class EngineStartError(EngineError):
     """The server did not become ready."""
+
+
+class EngineUnreachableError(EngineError):
+    """The server lives but does not answer."""
 
 
 class CaptureMismatchError(EngineError):

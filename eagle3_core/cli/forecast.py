@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 from eagle3_core.config import RunConfig
@@ -93,6 +95,10 @@ def _processor() -> str:
     return path.read_text(encoding="utf-8") if path.is_file() else ""
 
 
+@cache
 def has_gpu() -> bool:
-    """Return whether NVIDIA's tools are here, as the set-up asks too."""
-    return shutil.which("nvidia-smi") is not None
+    """Return whether the engine environment is the one for GPUs, by the question the set-up asks."""
+    if chosen := os.environ.get("EAGLE3_ENGINE"):
+        return chosen == "gpu"
+    tool = shutil.which("nvidia-smi")
+    return tool is not None and subprocess.run([tool, "-L"], capture_output=True, check=False).returncode == 0

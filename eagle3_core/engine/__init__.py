@@ -58,7 +58,7 @@ Client (`input_ids` in, `output_ids` out: the server's own token ids, nothing is
     TransformersCapture(target, dtype, aux_layers, device="cpu").capture(samples)   # the same iterator, by transformers
 
 Errors: EngineArgsError and EngineVersionError (fix), EngineStartError, EngineDiedError, CaptureMismatchError and
-EngineUnreachableError (retry), all in `eagle3_core.errors` but the last, which is `client.EngineUnreachableError`.
+EngineUnreachableError (retry), all in `eagle3_core.errors`.
 
 Lengths: SGLang refuses a request (EngineArgsError) when prompt + max_new_tokens exceeds the context, and a speculating
 server counts num_draft_tokens on top: to serve the same requests with and without speculation, keep

@@ -14,16 +14,12 @@ import httpx
 
 from eagle3_core.engine import spool as spooled
 from eagle3_core.engine.spool import CapturedSample
-from eagle3_core.errors import CaptureMismatchError, EngineArgsError, EngineError
+from eagle3_core.errors import CaptureMismatchError, EngineArgsError, EngineError, EngineUnreachableError
 
 T = TypeVar("T")
 
 _RETRIES = 3
 _DEATH_NOTICE_S = 3.0
-
-
-class EngineUnreachableError(EngineError):
-    """The server lives but does not answer; running again may help."""
 
 
 @dataclass(frozen=True)

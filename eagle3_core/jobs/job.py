@@ -23,6 +23,7 @@ from eagle3_core.errors import (
     JobFencedError,
     JobLostError,
     NotCommittedError,
+    Remedy,
 )
 from eagle3_core.jobs.files import (
     COMMAND,
@@ -267,9 +268,13 @@ def _result(directory: Path) -> Ref:
 def _error(directory: Path, state: JobState) -> Eagle3Error:
     log = directory / LOG
     if state.error is not None:
-        kind = getattr(errors, str(state.error["type"]), JobError)
+        kind = getattr(errors, str(state.error["type"]), None)
         known = isinstance(kind, type) and issubclass(kind, Eagle3Error)
-        return (kind if known else JobError)(str(state.error["message"]))
+        if not known:
+            # Written by another version: its remedy still says whether a retry helps.
+            kind = JobLostError if state.error.get("remedy") == Remedy.RETRY else JobError
+        found: Eagle3Error = kind(str(state.error["message"]))
+        return found
     if state.name == "lost":
         return JobLostError(f"{directory.name}: its supervisor vanished (killed, or the machine restarted); see {log}")
     if state.code is not None and state.code < 0:

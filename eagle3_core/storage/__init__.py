@@ -12,14 +12,13 @@ from eagle3_core.storage.manifest import (
     quarantine,
     verify,
 )
-from eagle3_core.storage.store import ObjectStore, StoreUnreachableError, open_store
+from eagle3_core.storage.store import ObjectStore, open_store
 
 __all__ = [
     "PLANNING",
     "Artifact",
     "Manifest",
     "ObjectStore",
-    "StoreUnreachableError",
     "commit",
     "find",
     "find_sound",

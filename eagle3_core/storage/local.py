@@ -130,15 +130,25 @@ class LocalStore:
             yield True
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextlib.contextmanager
 def full_disk_is_typed(where: Path) -> Iterator[None]:
     """Turn a full disk or quota into a StorageFullError that names `where`."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    except Exception as error:
+        if not _says_full(error):
             raise
         raise StorageFullError(f"no space left writing {where}; free space there and resume") from None
+
+
+def _says_full(error: Exception) -> bool:
+    """Whether the disk or the quota is full; safetensors writes by itself and names the cause in its text alone."""
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return type(error).__name__ == "SafetensorError" and any(f"(os error {code})" in str(error) for code in _FULL)
 
 
 @contextlib.contextmanager

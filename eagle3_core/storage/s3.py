@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from eagle3_core.errors import InputError
-from eagle3_core.storage.store import StoreUnreachableError
+from eagle3_core.errors import InputError, StoreUnreachableError
 
 ATTEMPTS = 10
 _ABSENT = ("404", "NoSuchKey", "NotFound")

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar, Protocol
-
-from eagle3_core.errors import ArtifactError, Remedy
-
-
-class StoreUnreachableError(ArtifactError):
-    """The store does not answer, or answers with a fault of its own; a retry may help."""
-
-    remedy: ClassVar[Remedy] = Remedy.RETRY
+from typing import Protocol
 
 
 class ObjectStore(Protocol):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from eagle3_core import jobs
-from eagle3_core.errors import CaptureMismatchError, JobFencedError, JobLostError
+from eagle3_core.errors import CaptureMismatchError, Eagle3Error, JobError, JobFencedError, JobLostError
 from eagle3_core.jobs import JobSpec
 from eagle3_core.jobs.files import COMMAND, EXIT, SUPERVISOR
 from eagle3_core.jobs.processes import Identity, members
@@ -64,8 +64,8 @@ def supervisor(job):
 WITH_RUNAWAY = """
 if notes_before := (job / "work" / "notes").exists():
     note("second"); succeed(); sys.exit()
-subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
 note("first")
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
 time.sleep(1000)
 """
 
@@ -120,6 +120,36 @@ def test_a_stage_error_comes_back_as_its_own_type_with_its_message(spec):
     )
     with pytest.raises(CaptureMismatchError, match="rows 7, tokens 8"):
         jobs.wait(jobs.start_or_join(work, "one"), poll_s=0.02)
+
+
+def test_a_type_of_another_version_is_retried_where_its_remedy_says_so(spec):
+    for remedy, kind in (("retry", JobLostError), ("fix", JobError)):
+        work = spec(
+            f"""
+            (job / "error.json").write_text(json.dumps(
+                {{"type": "OfTomorrowError", "remedy": "{remedy}", "message": "no answer"}}))
+            sys.exit(75)
+            """
+        )
+        with pytest.raises(kind, match="no answer"):
+            jobs.wait(jobs.start_or_join(work, "one"), poll_s=0.02)
+
+
+def test_every_error_a_stage_can_raise_is_known_to_who_reads_its_result():
+    import eagle3_core.engine.client
+    import eagle3_core.storage.s3  # noqa: F401
+
+    def below(kind):
+        return [kind, *(one for sub in kind.__subclasses__() for one in below(sub))]
+
+    known = {one.__name__ for one in below(Eagle3Error) if one.__module__ == "eagle3_core.errors"}
+    foreign = {one for one in below(Eagle3Error) if one.__module__.startswith("eagle3_core")} - {
+        one for one in below(Eagle3Error) if one.__module__ in ("eagle3_core.errors", "eagle3_core.cli.airflow_local")
+    }
+    assert "StoreUnreachableError" in known and "EngineUnreachableError" in known
+    assert not {
+        one for one in foreign if not one.__module__.startswith(("eagle3_core.cli", "eagle3_core.evaluate.bench"))
+    }
 
 
 def test_a_traceback_is_a_lost_job_that_quotes_the_last_line(spec):

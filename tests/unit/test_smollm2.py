@@ -310,7 +310,7 @@ def test_a_run_of_another_target_or_of_one_in_place_fetches_nothing(
 
 
 def test_its_forecast_needs_no_download_and_stays_near_an_hour_on_two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forecast, "_has_gpu", lambda: False)
+    monkeypatch.setattr(forecast, "has_gpu", lambda: False)
     monkeypatch.setattr(forecast.os, "cpu_count", lambda: 2)
     monkeypatch.setattr(forecast, "_processor", lambda: "avx512f avx512_bf16")
     run = load_recipe("smollm2", {})

@@ -9,7 +9,7 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.errors import InputError, StorageFullError
-from eagle3_core.storage import commit, find, open_store, verify
+from eagle3_core.storage import commit, find, full_disk_is_typed, open_store, verify
 
 
 def test_a_root_that_cannot_be_made_is_refused(tmp_path):
@@ -107,3 +107,13 @@ def simulate_a_full_disk(monkeypatch):
         real(source, target)
 
     monkeypatch.setattr(local.Path, "replace", lambda self, target: replace(self, target))
+
+
+@pytest.mark.parametrize("code", [28, 122])
+def test_a_full_disk_under_safetensors_own_writes_is_typed(tmp_path, code):
+    from safetensors import SafetensorError
+
+    with pytest.raises(StorageFullError, match="resume"), full_disk_is_typed(tmp_path):
+        raise SafetensorError(f"Error while serializing: I/O error: no room (os error {code})")
+    with pytest.raises(SafetensorError), full_disk_is_typed(tmp_path):
+        raise SafetensorError("I/O error: Permission denied (os error 13)")

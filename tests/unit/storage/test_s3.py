@@ -5,8 +5,8 @@ import json
 import pytest
 
 from eagle3_core.artifacts import Kind
-from eagle3_core.errors import CorruptArtifactError, InputError, NotCommittedError
-from eagle3_core.storage import StoreUnreachableError, commit, find, load, open_store, quarantine, verify
+from eagle3_core.errors import CorruptArtifactError, InputError, NotCommittedError, StoreUnreachableError
+from eagle3_core.storage import commit, find, load, open_store, quarantine, verify
 
 
 @pytest.fixture(scope="module")
