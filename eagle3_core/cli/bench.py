@@ -37,7 +37,7 @@ def bench(  # noqa: PLR0913
     concurrency: Annotated[str, typer.Option(help="Requests in flight, one or several: 1,2,4,8.")] = "1,2,4,8",
     max_new_tokens: Annotated[str, typer.Option(help="Longest answer in tokens, one or several.")] = "256",
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    repeats: Annotated[int, typer.Option(help="Passes over the prompts at each point, in rotated order.")] = 1,
+    repeats: Annotated[int, typer.Option(help="Passes over the prompts at each point, in rotated order.")] = 3,
     max_prompts: Annotated[int, typer.Option(help="Use at most this many, evenly over the domains.")] = 80,
     baseline: Annotated[
         str | None, typer.Option(help="Address of the same target without speculation, measured in turn.")
@@ -182,17 +182,17 @@ def _finish(file: BenchFile, directory: Path, as_json: bool) -> None:
 
 
 def _table(file: BenchFile) -> Table:
-    table = Table(title=f"{file.measured.server.title} at {file.measured.server.url}", box=None, padding=(0, 1))
+    table = Table(title=f"{file.measured.server.title} at {file.measured.server.url}", box=None, padding=(0, 1, 0, 0))
     for name in ("in\nflight", "new\ntokens", "accept\nlength", "\ntokens/s", "TTFT ms\np50 p99", "per token\np50 p99",
-                 "speed\n(95 %)", "break-\neven"):  # fmt: skip
-        table.add_column(name, justify="right")
+                 "\nspeed", "\n95 %", "break-\neven"):  # fmt: skip
+        table.add_column(name, justify="right", no_wrap=True, overflow="fold")
     compared = {(row.concurrency, row.max_new_tokens): row for row in file.comparison.cells} if file.comparison else {}
     for cell in file.measured.cells:
-        speed = even = ""
+        speed = interval = even = ""
         if row := compared.get(cell.cell):
-            speed = f"{row.speedup.ratio:.2f} ({_shown(row.speedup.low)}-{_shown(row.speedup.high)})"
-            even = _shown(row.break_even)
-        table.add_row(*_cell(cell), speed, even)
+            speed, even = f"{row.speedup.ratio:.2f}", _shown(row.break_even)
+            interval = f"{_shown(row.speedup.low)}-{_shown(row.speedup.high)}"
+        table.add_row(*_cell(cell), speed, interval, even)
     return table
 
 

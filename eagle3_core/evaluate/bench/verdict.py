@@ -12,7 +12,7 @@ from eagle3_core.evaluate.gate import DEAD_BELOW
 MISMATCH = 0.1
 BUSY = 0.8
 IDLE = 0.8
-CACHED = 0.2
+CACHED = 0.5
 FEW_PROMPTS = 8
 DEAD = ("the drafter contributes nothing (acceptance length {:.2f}); check its parameter names, d2t, the aux layers, "
         "that it was trained for this target, and that the algorithm is EAGLE3")  # fmt: skip
@@ -92,6 +92,8 @@ def _versus(comparison: Comparison | None, run: BenchRun, other: BenchRun | None
         include={"temperature", "ignore_eos"}
     ):
         notes.append("the other benchmark sampled differently")
+    if min(run.plan.repeats, other.plan.repeats) == 1:
+        notes.append("a single pass: how much the machine drifts is assumed, not measured; --repeats 3 measures it")
     for row in comparison.cells:
         if row.equal is not None and row.equal < row.compared:
             early = f", {row.parted_early} of them within {EARLY} tokens" if row.parted_early else ""

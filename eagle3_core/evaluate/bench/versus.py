@@ -1,7 +1,10 @@
 """Put two benchmarks side by side: speed with its uncertainty, break-even, equality of answers, words. Pure.
 
 The speed of a point is tokens per second of single answers, pooled (sum of tokens over sum of latencies): with a fixed
-number in flight it is proportional to the throughput, and it can be resampled prompt by prompt.
+number in flight it is proportional to the throughput, and it can be resampled prompt by prompt. Its interval has two
+parts, added as variances of the logarithm: the choice of prompts (bootstrap, each prompt with both its answers) and the
+machine's own drift from pass to pass (t interval over the passes' ratios). Prompts alone would call a server faster
+than itself.
 
 Break-even is the acceptance length at which that speed would be the other server's, from the measured cost of a verify
 pass with its drafts (c) and of a plain step (p): an answer of T tokens takes ttft + P * c seconds with P passes, and
@@ -11,7 +14,7 @@ ttft' + (T - 1) * p without.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import Field
@@ -24,13 +27,17 @@ from eagle3_core.evaluate.comparison import first_difference
 from eagle3_core.evaluate.gate import DEAD_BELOW
 
 RESAMPLES = 2000
+T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
+"""Student's t, 95 %, two-sided, for 1, 2, ... degrees of freedom; the last stands for more."""
+ONE_PASS = 0.15
+"""Drift assumed where a single pass shows none: two busy cores gave a server 13 % against itself."""
 EARLY = 4
 """Answers that part among their first tokens are seldom near-ties."""
 Word = Literal["faster", "slower", "no difference shown", "drafter dead"]
 
 
 class Speedup(Section):
-    """Times the other server's speed, with the 95 % interval of resampled prompts."""
+    """Times the other server's speed, with its 95 % interval: over prompts and over passes."""
 
     ratio: float
     low: float | None = Field(description="None: fewer than two prompts in common.")
@@ -94,34 +101,33 @@ def compare(run: BenchRun, other: BenchRun) -> Comparison:
 
 
 class _Pair(Section):
-    """What one prompt gave on both servers, all repeats together."""
+    """What one prompt gave on both servers, in the passes that both answered."""
 
     domain: str
-    tokens: tuple[int, int]
-    seconds: tuple[float, float]
+    passes: dict[int, tuple[float, float, float, float]] = Field(
+        description="By pass: tokens and seconds here, tokens and seconds there."
+    )
     ids: tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def _pairs(mine: Sequence[StreamedAnswer], theirs: Sequence[StreamedAnswer]) -> list[_Pair]:
-    sides: list[dict[str, list[StreamedAnswer]]] = [{}, {}]
+    sides: list[dict[str, dict[int, StreamedAnswer]]] = [{}, {}]
     for side, answers in zip(sides, (mine, theirs), strict=True):
         for answer in answers:
-            side.setdefault(answer.id, []).append(answer)
+            side.setdefault(answer.id, {})[answer.repeat] = answer
     found = []
     for name in sorted(set(sides[0]) & set(sides[1])):
         ours, others = sides[0][name], sides[1][name]
-        both = (ours, others)
-        tokens, other_tokens = (sum(answer.completion_tokens for answer in one) for one in both)
-        seconds, other_seconds = (sum(answer.latency_s for answer in one) for one in both)
-        found.append(
-            _Pair(
-                domain=ours[0].domain,
-                tokens=(tokens, other_tokens),
-                seconds=(seconds, other_seconds),
-                ids=(ours[0].output_ids, others[0].output_ids),
-            )
-        )
+        passes = {repeat: (*_pace(ours[repeat]), *_pace(others[repeat])) for repeat in sorted(set(ours) & set(others))}
+        if passes:
+            first = next(iter(passes))
+            ids = (ours[first].output_ids, others[first].output_ids)
+            found.append(_Pair(domain=ours[first].domain, passes=passes, ids=ids))
     return found
+
+
+def _pace(answer: StreamedAnswer) -> tuple[float, float]:
+    return float(answer.completion_tokens), answer.latency_s
 
 
 def _compare_cell(
@@ -148,16 +154,31 @@ def _compare_cell(
 
 
 def speedup(pairs: Sequence[_Pair], seed: int = 0) -> Speedup:
-    """Return the ratio of the pooled speeds and its interval, resampling prompts with both their answers."""
-    tokens = np.array([pair.tokens for pair in pairs], dtype=float)
-    seconds = np.array([pair.seconds for pair in pairs], dtype=float)
-    mine, theirs = tokens.sum(0) / seconds.sum(0)
+    """Return the ratio of the pooled speeds and its interval."""
+    rows = np.array([np.sum(list(pair.passes.values()), axis=0) for pair in pairs])
+    ratio = float(_ratios(rows.sum(0)))
     low = high = None
     if len(pairs) > 1:
         drawn = np.random.default_rng(seed).multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), RESAMPLES)
-        rates = (drawn @ tokens) / (drawn @ seconds)
-        low, high = (float(edge) for edge in np.quantile(rates[:, 0] / rates[:, 1], (0.025, 0.975)))
-    return Speedup(ratio=float(mine / theirs), low=low, high=high, prompts=len(pairs))
+        edges = np.log(np.quantile(_ratios(drawn @ rows), (0.025, 0.975)) / ratio)
+        below, above = np.hypot(edges, _drift(pairs))
+        low, high = float(ratio * np.exp(-below)), float(ratio * np.exp(above))
+    return Speedup(ratio=ratio, low=low, high=high, prompts=len(pairs))
+
+
+def _ratios(sums: Any) -> Any:
+    """Return speed here over speed there, of [..., 4] tokens and seconds here and there."""
+    return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
+
+
+def _drift(pairs: Sequence[_Pair]) -> float:
+    """Return half the 95 % interval of the logarithm of the ratio that passes over the same prompts show."""
+    passes = sorted({repeat for pair in pairs for repeat in pair.passes})
+    if len(passes) < 2:
+        return ONE_PASS
+    sums = [np.sum([pair.passes[at] for pair in pairs if at in pair.passes], axis=0) for at in passes]
+    logs = np.log([_ratios(one) for one in sums])
+    return float(T95[min(len(passes) - 1, len(T95)) - 1] * logs.std(ddof=1) / len(passes) ** 0.5)
 
 
 def break_even(mine: CellResult, theirs: CellResult) -> float | None:

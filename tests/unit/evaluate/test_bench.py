@@ -190,8 +190,8 @@ def test_a_server_without_speculation_is_a_baseline(serve, tmp_path):
 
 def test_empty_answers_and_loops_are_flagged(serve, tmp_path):
     _, shown = invoke(tmp_path, serve(Fake(text=" \n", ids=[5, 6] * 30)))
-    assert "at 2: 12 of 12 answers are empty" in shown["verdict"]["notes"]
-    assert any("12 of 12 answers end in a loop" in note for note in shown["verdict"]["notes"])
+    assert "at 2: 36 of 36 answers are empty" in shown["verdict"]["notes"]
+    assert any("36 of 36 answers end in a loop" in note for note in shown["verdict"]["notes"])
 
 
 @pytest.mark.parametrize(

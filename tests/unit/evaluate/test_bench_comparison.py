@@ -1,6 +1,7 @@
 """The arithmetic of two benchmarks side by side, on answers made up here."""
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ class Pace:
     step_s: dict
     per_pass: int = 0
     jitter: float = 0.0
+    drift: tuple = (1.0, 1.0, 1.0)
     ids: dict = dataclasses.field(default_factory=dict)
 
 
@@ -33,13 +35,13 @@ def run(pace: Pace, prompts: int = 20, **plan) -> BenchRun:
     draw = np.random.default_rng(3)
     cells, answers = [], []
     for concurrency, step_s in pace.step_s.items():
-        passes = Passes(wall_s=[10.0], client_busy=[0.1])
-        for at in range(prompts):
+        passes = Passes(wall_s=[10.0] * len(pace.drift), client_busy=[0.1])
+        for at, (repeat, drift) in itertools.product(range(prompts), enumerate(pace.drift)):
             steps = (TOKENS - 1) // (pace.per_pass or 1)
-            seconds = TTFT + steps * step_s * (1 + pace.jitter * draw.normal())
+            seconds = drift * (TTFT + steps * step_s * (1 + pace.jitter * draw.normal()))
             passes.answers.append(
                 StreamedAnswer(
-                    id=f"p{at}", domain="math" if at % 2 else "code", repeat=0, prompt_tokens=4,
+                    id=f"p{at}", domain="math" if at % 2 else "code", repeat=repeat, prompt_tokens=4,
                     output_ids=pace.ids.get(at, tuple(range(TOKENS))), completion_tokens=TOKENS,
                     finish_reason="length", verify_passes=steps if pace.per_pass else None,
                     accept_histogram=(*[0] * (pace.per_pass - 1), steps) if pace.per_pass else None,
@@ -51,8 +53,8 @@ def run(pace: Pace, prompts: int = 20, **plan) -> BenchRun:
         answers += passes.answers
     return BenchRun(
         server=facts_of("http://here", SPECULATING if pace.per_pass else INFO), prompts={}, started_at="now",
-        plan=BenchPlan(concurrency=tuple(pace.step_s), max_new_tokens=(TOKENS,), **plan), seconds=1.0,
-        cells=tuple(cells), answers=tuple(answers),
+        plan=BenchPlan(concurrency=tuple(pace.step_s), max_new_tokens=(TOKENS,), repeats=len(pace.drift), **plan),
+        seconds=1.0, cells=tuple(cells), answers=tuple(answers),
     )  # fmt: skip
 
 
@@ -83,7 +85,7 @@ def test_at_break_even_the_speeds_are_equal():
 
 
 def test_noise_gives_a_wide_interval_and_no_verdict():
-    row = compare(run(Pace({1: 0.029}, per_pass=3, jitter=0.25), 8), run(Pace({1: 0.010}), 8)).cells[0]
+    row = compare(run(Pace({1: 0.029}, per_pass=3, jitter=0.3), 8), run(Pace({1: 0.010}), 8)).cells[0]
     assert row.speedup.high - row.speedup.low > 0.15
     assert row.word == "no difference shown"
 
@@ -94,13 +96,28 @@ def test_pairs_are_resampled_together():
 
     def stretched(found: BenchRun) -> BenchRun:
         answers = [
-            answer.model_copy(update={"latency_s": answer.latency_s * (1 + at)})
-            for at, answer in enumerate(found.answers)
+            answer.model_copy(update={"latency_s": answer.latency_s * (1 + int(answer.id[1:]))})
+            for answer in found.answers
         ]
         return found.model_copy(update={"answers": tuple(answers)})
 
     speed = compare(stretched(mine), stretched(plain)).cells[0].speedup
     assert speed.high - speed.low < 1e-9
+
+
+def test_a_server_is_not_faster_than_itself_however_many_prompts_say_so():
+    """Each pass meets another load: every prompt of it is slower by a tenth."""
+    slow, fast = run(Pace({1: 0.010}, drift=(1.1, 1.1, 1.0))), run(Pace({1: 0.010}, drift=(1.0, 1.0, 1.0)))
+    assert compare(slow, fast).cells[0].word == "no difference shown"
+    once = compare(run(Pace({1: 0.010}, drift=(1.1,))), run(Pace({1: 0.010}, drift=(1.0,)))).cells[0]
+    assert once.word == "no difference shown"
+
+
+def test_a_single_pass_says_that_drift_is_assumed():
+    mine, plain = run(Pace({1: 0.012}, per_pass=3, drift=(1.0,))), run(Pace({1: 0.010}))
+    comparison = compare(mine, plain)
+    assert comparison.cells[0].word == "faster"
+    assert verdict(mine, comparison, plain, None).notes[0].startswith("a single pass: ")
 
 
 def test_greedy_answers_that_differ_are_counted_and_early_ones_flagged():
