@@ -120,10 +120,9 @@ def controls(reference: Reference) -> Iterator[tuple[str, Reference, Callable[[H
     yield "ids shifted by one", reference, _shifted
     if int(reference.weights["model.fc.weight"].shape[1]) > width:
         yield (
-            "aux layers permuted",
+            "aux layers swapped",
             reference,
-            # None stays in its place, and the lowest stands in the highest's: what drafters lean on most.
-            lambda sample: replace(sample, aux_hidden_states=sample.aux_hidden_states.roll(-width, dims=-1)),
+            lambda sample: replace(sample, aux_hidden_states=_swapped(sample.aux_hidden_states, reference)),
         )
 
 
@@ -166,6 +165,17 @@ def _finite(differences: Sequence[torch.Tensor]) -> float:
 
 def _unchanged(sample: HeldOut) -> HeldOut:
     return sample
+
+
+def _swapped(aux: torch.Tensor, reference: Reference) -> torch.Tensor:
+    """Return aux hidden states [T, A*D] with two layers in each other's place: the most and the least leaned on."""
+    width = int(reference.config["hidden_size"])
+    blocks = reference.weights["model.fc.weight"].split(width, dim=1)
+    leaned_on = torch.stack([block.norm() for block in blocks])
+    order = list(range(len(blocks)))
+    most, least = int(leaned_on.argmax()), int(leaned_on.argmin())
+    order[most], order[least] = least, most
+    return torch.cat([aux.split(width, dim=1)[layer] for layer in order], dim=1)
 
 
 def _shifted(sample: HeldOut) -> HeldOut:

@@ -269,12 +269,10 @@ def _error(directory: Path, state: JobState) -> Eagle3Error:
     log = directory / LOG
     if state.error is not None:
         kind = getattr(errors, str(state.error["type"]), None)
-        known = isinstance(kind, type) and issubclass(kind, Eagle3Error)
-        if not known:
+        if not (isinstance(kind, type) and issubclass(kind, Eagle3Error)):
             # Written by another version: its remedy still says whether a retry helps.
             kind = JobLostError if state.error.get("remedy") == Remedy.RETRY else JobError
-        found: Eagle3Error = kind(str(state.error["message"]))
-        return found
+        return kind(str(state.error["message"]))
     if state.name == "lost":
         return JobLostError(f"{directory.name}: its supervisor vanished (killed, or the machine restarted); see {log}")
     if state.code is not None and state.code < 0:
