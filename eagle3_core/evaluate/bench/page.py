@@ -18,11 +18,18 @@ def render(run: BenchRun, other: BenchRun | None, comparison: Comparison | None,
     servers = [("Measured", run)]
     if other is not None:
         servers.append((f"The other: {other.server.title} at {other.server.url}", other))
-    slower = comparison is not None and any(row.word in ("slower", "drafter dead") for row in comparison.cells)
     return template(TEMPLATE).render(
-        run=run, comparison=comparison, verdict=verdict, servers=servers, failed=verdict.dead or slower,
+        run=run, comparison=comparison, verdict=verdict, servers=servers, tone=_tone(verdict, comparison),
         plots=[plot for plot in _plots(run, other, comparison) if plot[1]],
     )  # fmt: skip
+
+
+def _tone(verdict: BenchVerdict, comparison: Comparison | None) -> str:
+    """Return the verdict's look: good where every point is faster, bad where one is slower or the drafter dead."""
+    words = {row.word for row in comparison.cells} if comparison is not None else set()
+    if verdict.dead or "slower" in words:
+        return ""
+    return "passed" if words == {"faster"} else "neutral"
 
 
 def _plots(run: BenchRun, other: BenchRun | None, comparison: Comparison | None) -> list[tuple[str, str]]:
