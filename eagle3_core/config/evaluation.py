@@ -97,5 +97,6 @@ class GateConfig(Section):
         0.25,
         ge=0,
         description="Answers that part where the target's logits of the two tokens, in float32, are at most this far "
-        "from the best count as equal: half precision decides such near-ties by how many tokens it computes at once.",
+        "from the best count as equal: half precision decides such near-ties by how many tokens it computes at once. "
+        "Targets of over a billion parameters are not looked at.",
     )

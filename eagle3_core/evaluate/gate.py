@@ -23,6 +23,7 @@ class Figures(Section):
     speedup: float | None = Field(description="Output tokens per second against no speculation.")
     equal_answers: int = Field(ge=0)
     near_ties: int = Field(0, ge=0, description="Answers that part at a near-tie of the target's; they count as equal.")
+    unknown_gaps: int = Field(0, ge=0, description="Answers that part where nobody looked how close the tokens were.")
     compared_answers: int = Field(ge=0)
 
 
@@ -68,7 +69,7 @@ def judge(figures: Figures, gate: GateConfig) -> Verdict:
                  f"served {acceptance:.2f} against the trainer's {trainer_tau:.2f}"),
         _at_least("equal answers", agreement, gate.min_token_agreement,
                   f"{figures.equal_answers} of {figures.compared_answers} answers equal token by token, "
-                  f"{figures.near_ties} part at a near-tie"),
+                  f"{figures.near_ties} part at a near-tie, {figures.unknown_gaps} where no gap is known"),
     )  # fmt: skip
     passed = all(check.passed for check in checks)
     return Verdict(passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, speedup, checks))

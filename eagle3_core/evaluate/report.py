@@ -85,6 +85,7 @@ def build(
         speedup=primary.speedup,
         equal_answers=primary.equal_answers,
         near_ties=near_ties(about["differences"], primary.shape, gate.near_tie_gap),
+        unknown_gaps=sum(one.shape == primary.shape and one.logit_gap is None for one in about["differences"]),
         compared_answers=primary.compared_answers,
     )
     return Report(

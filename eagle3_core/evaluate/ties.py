@@ -13,7 +13,7 @@ MAX_PARAMETERS = 1_000_000_000
 
 
 def with_gaps(
-    found: Iterable[Difference], contexts: Mapping[str, Sequence[int]], target: Path, parameters: int
+    found: Iterable[Difference], contexts: Mapping[str, Sequence[int]], target: Path, parameters: int, shape: str
 ) -> list[Difference]:
     """Return the differences, the first few with their logit gap; it stays unknown where one of the answers has ended.
 
@@ -22,6 +22,7 @@ def with_gaps(
         contexts: By prompt id, the tokens of prompt and answer without speculation.
         target: The target's directory.
         parameters: How many it has; above a bound nothing is computed.
+        shape: The draft shape that decides, all of whose differences are looked at; of the others a few.
     """
     listed = list(found)
     if not listed or parameters > MAX_PARAMETERS:
@@ -30,7 +31,10 @@ def with_gaps(
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, local_files_only=True).eval()
-    for index, difference in enumerate(listed[:MAX_LOOKED_AT]):
+    others = [index for index, one in enumerate(listed) if one.shape != shape]
+    for index, difference in enumerate(listed):
+        if index in others[MAX_LOOKED_AT:]:
+            continue
         if difference.token is None or difference.baseline_token is None:
             continue
         tokens = contexts[difference.id]

@@ -87,7 +87,8 @@ def _differences(context: StageContext, baseline: Served, served: list[Served]) 
     answers = baseline.first_pass()
     prompts = {prompt.id: prompt.input_ids for prompt in read_prompt_set(prompt_set) if prompt.id in answers}
     contexts = {name: [*prompts[name], *answer.output_ids] for name, answer in answers.items()}
-    return with_gaps(found, contexts, require_target(context.run, target), target["parameters"])
+    directory, primary = require_target(context.run, target), context.run.evaluation.primary
+    return with_gaps(found, contexts, directory, target["parameters"], primary)
 
 
 def _facts(artifact: Artifact) -> dict[str, Any]:
