@@ -75,9 +75,11 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     ):
         ref = _shard(context, plan, shard, client)
         try:
-            _go_on(context, plan, client, time.monotonic() + AHEAD * server.ready_s)
+            with full_disk_is_typed(context.work):
+                _go_on(context, plan, client, time.monotonic() + AHEAD * server.ready_s)
         except Eagle3Error as error:
-            # Whose shard it is will see the same error and report it.
+            # Whose shard it is will see the same error and report it; what was written of it is of no use to anyone.
+            shutil.rmtree(context.work / "out", ignore_errors=True)
             context.progress.phase(f"stopped working ahead: {error}")
     return ref
 

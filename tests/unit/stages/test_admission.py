@@ -10,6 +10,7 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.plan import read_plan
+from eagle3_core.data.shards import ShardWriter
 from eagle3_core.errors import EXIT_CODES, Remedy, StorageFullError
 from eagle3_core.repair import inspect
 from eagle3_core.storage import load
@@ -47,6 +48,7 @@ def test_capture_stops_while_it_writes_when_others_fill_the_disk_and_goes_on_whe
     planned.run("capture", 0)
     states = [finding.state for finding in inspect(store, planned.refs[Kind.SHARD_PLAN])]
     assert states == ["ok", "missing", "missing", "missing", "missing"]
+    assert left_over(planned) == []
     captured = len(engine.captured)
     with pytest.raises(StorageFullError, match=r"plus a reserve of 0, found 100 free; free space and resume") as caught:
         planned.run("capture", 1)
@@ -56,6 +58,23 @@ def test_capture_stops_while_it_writes_when_others_fill_the_disk_and_goes_on_whe
     store.free = 1 << 40
     planned.capture_all()
     assert planned.run("seal").facts["shards"] == 5
+
+
+def test_a_disk_that_fills_while_working_ahead_fails_no_task_and_leaves_nothing(planned, engine, monkeypatch):
+    own = len(read_plan(load(planned.store, planned.refs[Kind.SHARD_PLAN])).shards[0].sample_ids)
+    real, calls = ShardWriter.append, []
+
+    def append(writer, *states):
+        calls.append(writer)
+        if len(calls) > own + 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(writer, *states)
+
+    monkeypatch.setattr(ShardWriter, "append", append)
+    planned.run("capture", 0)
+    assert len(calls) == own + 3
+    assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count("ok") == 1
+    assert left_over(planned) == []
 
 
 def test_the_asked_shard_stops_in_its_middle_and_gives_back_what_it_had_written(planned, engine):
