@@ -10,7 +10,7 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.data.corpus import Answer
 from eagle3_core.data.plan import cut, shard_digest, shards_under
 from eagle3_core.data.shards import INDEX, ShardIndex
-from eagle3_core.errors import ArtifactError, ConfigError
+from eagle3_core.errors import ConfigError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
 from eagle3_core.storage import ObjectStore, load
 from eagle3_core.storage.manifest import MANIFEST
 
@@ -61,9 +61,9 @@ def arrange(
 def _index(store: ObjectStore, key: str) -> ShardIndex | None:
     try:
         artifact = load(store, key)
-        artifact.ref.expect(Kind.SHARD)
-        return ShardIndex.parse(artifact.json(INDEX), key)
-    except (ArtifactError, ConfigError):
+        return ShardIndex.parse(artifact.json(INDEX), key) if artifact.ref.kind == Kind.SHARD else None
+    # A store that does not answer says nothing about the shard.
+    except (NotCommittedError, CorruptArtifactError, UnknownSchemaError, ConfigError):
         return None
 
 

@@ -1,5 +1,6 @@
 """A feature set grows: what is captured already is used again, what is new or different is captured, nothing else."""
 
+import contextlib
 import json
 
 import pytest
@@ -12,9 +13,9 @@ from eagle3_core.config import RunConfig
 from eagle3_core.data.corpus import Answer
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.data.plan import read_plan, shard_digest
-from eagle3_core.data.reuse import arrange
+from eagle3_core.data.reuse import arrange, captured_shards
 from eagle3_core.data.shards import ShardIndex
-from eagle3_core.errors import UnknownSchemaError
+from eagle3_core.errors import StoreUnreachableError, UnknownSchemaError
 from eagle3_core.repair import inspect
 from eagle3_core.storage import commit, load
 
@@ -105,10 +106,34 @@ def test_an_answer_that_differs_by_one_token_brings_its_shard_to_be_captured_aga
 
 
 def test_shards_that_overlap_are_not_both_used():
-    corpus = [answer(name) for name in "abc"]
-    found = arrange(corpus, "i", [shard_of(corpus[:2]), shard_of(corpus[1:]), shard_of(corpus[2:])], 100, 10)
-    assert sorted(position for shard in found.shards for position in shard) == [0, 1, 2]
-    assert found.fresh == () or len(found.fresh) == 1
+    corpus = [answer(name) for name in "abcd"]
+    small, large = shard_of(corpus[:2]), shard_of(corpus[1:])
+    found = arrange(corpus, "i", [small, large], 100, 10)
+    assert (found.shards, found.fresh) == (((0,), (1, 2, 3)), (0,))
+    large, small, rest = shard_of(corpus[:3]), shard_of(corpus[2:]), shard_of(corpus[3:])
+    found = arrange(corpus, "i", [small, rest, large], 100, 10)
+    assert (found.shards, found.fresh) == (((0, 1, 2), (3,)), ())
+
+
+@pytest.mark.parametrize("fault", ["another kind", "not there", "unreachable"])
+def test_a_shard_that_cannot_be_used_is_left_out_but_a_store_that_does_not_answer_is_said(sealed, monkeypatch, fault):
+    key, real = sealed.shard_key(2), sealed.store.read_bytes
+    if fault == "another kind":
+        staged = sealed.tmp_path / "staged"
+        staged.mkdir()
+        (staged / "name").write_text("x")
+        commit(sealed.store, key, staged, Kind.CORPUS)
+    else:
+        error = StoreUnreachableError("try again") if fault == "unreachable" else FileNotFoundError()
+
+        def read(asked):
+            if asked == f"{key}/manifest.json":
+                raise error
+            return real(asked)
+
+        monkeypatch.setattr(sealed.store, "read_bytes", read)
+    with pytest.raises(StoreUnreachableError) if fault == "unreachable" else contextlib.nullcontext():
+        assert len(captured_shards(sealed.store, key.split("/")[1])) == 4
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 12), st.integers(5, 60))
