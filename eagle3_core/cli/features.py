@@ -23,7 +23,7 @@ from eagle3_core.data.collect import Collection, remove, survey
 from eagle3_core.data.lineage import Lineage, read_lineage
 from eagle3_core.data.statistics import Share, Statistics, statistics
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, InputError, Remedy
-from eagle3_core.repair import check_set, quarantine_bad
+from eagle3_core.repair import ShardFinding, check_set, quarantine_bad
 from eagle3_core.storage import ObjectStore, open_store, verify
 from eagle3_core.storage.scan import OnBytes
 
@@ -83,7 +83,8 @@ def verify_features(
                 read[0] += count
                 advance(count)
 
-            results = [_verified(store, entry, on_bytes, aside) for entry in plans.values()]
+            findings: dict[str, list[ShardFinding]] = {}
+            results = [_verified(store, entry, on_bytes, aside, findings) for entry in entries]
         damaged = {} if key else catalog.damaged
         seconds = time.monotonic() - started
         bad = sum(len(result["problems"]) for result in results) + len(damaged)
@@ -142,8 +143,7 @@ def gc(
         def find() -> Collection:
             return survey(store, history=history, abandoned_after_days=abandoned_after)
 
-        found = find()
-        record = remove(store, find) if yes else None
+        found, record = remove(store, find) if yes else (find(), None)
         values = {"root": store.root, "dry_run": not yes, "sets": list(found.sets), "plans": list(found.plans),
                   "shards": found.shards, "bytes": found.bytes, "kept": found.kept, "record": record}  # fmt: skip
         if as_json:
@@ -173,8 +173,13 @@ def _totals(catalog: Catalog) -> dict[str, int]:
             "bytes": sum(sizes.get(key, 0) for key in committed)}  # fmt: skip
 
 
-def _verified(store: ObjectStore, entry: FeatureEntry, on_bytes: OnBytes, aside: bool) -> dict[str, Any]:
-    """Check a plan, its shards and its feature set; a shard that was never captured is a fault only once sealed."""
+def _verified(
+    store: ObjectStore, entry: FeatureEntry, on_bytes: OnBytes, aside: bool, known: dict[str, list[ShardFinding]]
+) -> dict[str, Any]:
+    """Check a plan, its shards and its feature set; a shard that was never captured is a fault only once sealed.
+
+    `known` keeps what was found in the shards of each plan.
+    """
     problems: dict[str, str] = {}
     for what, artifact in (("plan", entry.plan), ("feature set", entry.sealed)):
         if artifact is not None:
@@ -185,7 +190,10 @@ def _verified(store: ObjectStore, entry: FeatureEntry, on_bytes: OnBytes, aside:
     if problems:
         # Without the plan's token ids and names nothing can be said about its shards.
         return {"key": entry.key, "shards": len(entry.shards.shards), "ok": 0, "missing": 0, "problems": problems}
-    findings = quarantine_bad(store, entry.plan.ref, dry_run=not aside, deep=on_bytes)
+    key = entry.plan.ref.key
+    if key not in known:
+        known[key] = quarantine_bad(store, entry.plan.ref, dry_run=not aside, deep=on_bytes)
+    findings = known[key]
     bad = [finding for finding in findings if finding.state == "corrupt" or (entry.sealed and finding.state != "ok")]
     problems |= {f"shard {finding.index}": f"{finding.state}: {finding.reason}" for finding in bad}
     if entry.sealed is not None:
@@ -237,6 +245,8 @@ def _show_collection(found: Collection, record: dict[str, Any] | None) -> None:
         console.print(f"keep   {key}: {who}", soft_wrap=True)
     for key in (*found.sets, *found.plans):
         console.print(f"{'remove' if record is None else 'removed'} {key}")
+    for key in record["busy"] if record is not None else ():
+        console.print(f"busy   {key}")
     size, count = human_bytes(found.bytes), len(found.shards)
     if record is None:
         more = "; nothing was removed, add --yes" if found.keys else ""

@@ -32,6 +32,16 @@ class Collection:
         """Return everything that goes: what refers before what is referred to."""
         return (*self.sets, *self.plans, *self.shards)
 
+    def without(self, keys: Sequence[str]) -> Collection:
+        """Return the same, less some keys that do not go after all."""
+        left = set(keys)
+        return Collection(
+            sets=tuple(key for key in self.sets if key not in left),
+            plans=tuple(key for key in self.plans if key not in left),
+            shards={key: size for key, size in self.shards.items() if key not in left},
+            kept=self.kept,
+        )
+
     @property
     def bytes(self) -> int:
         """Return the bytes of the shards that go."""
@@ -75,10 +85,8 @@ def survey(store: ObjectStore, *, history: bool = True, abandoned_after_days: fl
     )
 
 
-def remove(
-    store: ObjectStore, find: Callable[[], Collection], on_removed: Callable[[str], None] = lambda key: None
-) -> dict[str, Any]:
-    """Look with `find` and remove what it found, while no plan can be made; return the record, kept at `gc/`.
+def remove(store: ObjectStore, find: Callable[[], Collection]) -> tuple[Collection, dict[str, Any]]:
+    """Look with `find` and remove what it found, while no plan can be made; return what went and the record at `gc/`.
 
     A shard that somebody works on stays. Killed on its way, it leaves nothing half there that counts as whole: every
     manifest goes before its files, and the record was written first.
@@ -95,17 +103,16 @@ def remove(
                   "remove": list(found.keys), "busy": [], "kept": found.kept}  # fmt: skip
         key = f"gc/{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{uuid.uuid4().hex[:6]}.json"
         if not found.keys:
-            return record
+            return found, record
         _note(store, key, record)
         busy = []
         for artifact in found.keys:
             if not _remove(store, artifact):
                 busy.append(artifact)
-            on_removed(artifact)
-        gone = sum(size for shard, size in found.shards.items() if shard not in busy)
-        record |= {"finished": True, "busy": busy, "bytes": gone}
+        gone = found.without(busy)
+        record |= {"finished": True, "busy": busy, "bytes": gone.bytes}
         _note(store, key, record)
-    return {**record, "record": key}
+    return gone, {**record, "record": key}
 
 
 def _refuse_unclear(lineage: Lineage, catalog: Catalog, history: bool) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.data.shards import FEATURES, check_values
+from eagle3_core.data.shards import FEATURES
 from eagle3_core.storage import Artifact, ObjectStore, load
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ class FeatureSample:
 class FeatureSet:
     """A sealed feature set. Shards are mapped into memory when first read; a read copies one sample's rows."""
 
-    def __init__(
-        self, artifact: Artifact, index: Mapping[str, np.ndarray], values: Mapping[str, Any], check: bool = False
-    ) -> None:
+    def __init__(self, artifact: Artifact, index: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
         """Use `open` instead."""
         self.artifact = artifact
-        self._check = check
         self.lengths: np.ndarray = index["length"]
         self.supervised: np.ndarray = index["supervised"]
         self.held_out: np.ndarray = index["held_out"]
@@ -62,8 +59,8 @@ class FeatureSet:
         self._open: dict[int, Any] = {}
 
     @classmethod
-    def open(cls, store: ObjectStore, ref: Ref, *, check: bool = False) -> FeatureSet:
-        """Open the feature set at `ref`; with `check` every shard is compared with its checksums before its first row.
+    def open(cls, store: ObjectStore, ref: Ref) -> FeatureSet:
+        """Open the feature set at `ref`.
 
         Raises:
             ArtifactError: it is not committed, not a feature set, or its index is damaged.
@@ -71,7 +68,7 @@ class FeatureSet:
         from safetensors.numpy import load_file
 
         artifact = load(store, ref.expect(Kind.FEATURE_SET))
-        return cls(artifact, load_file(artifact.verified_path(INDEX)), artifact.json(SAMPLES), check)
+        return cls(artifact, load_file(artifact.verified_path(INDEX)), artifact.json(SAMPLES))
 
     def __len__(self) -> int:
         """Return N."""
@@ -81,8 +78,7 @@ class FeatureSet:
         """Return one sample.
 
         Raises:
-            CorruptArtifactError: its shard is missing, is another one than was sealed, has another size, or with
-                `check` another content.
+            CorruptArtifactError: its shard is missing, is another one than was sealed, or has another size.
         """
         import torch
 
@@ -102,9 +98,6 @@ class FeatureSet:
 
             entry = self._shards[number]
             sealed = Ref(kind=Kind.SHARD, key=entry["key"], manifest_sha256=entry["manifest_sha256"])
-            shard = load(self.artifact.store, sealed)
-            if self._check:
-                check_values(shard)
-            path = shard.path(FEATURES)
+            path = load(self.artifact.store, sealed).path(FEATURES)
             self._open[number] = safe_open(str(path), framework="pt")
         return self._open[number]

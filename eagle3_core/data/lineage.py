@@ -41,8 +41,9 @@ class Reference:
 class Lineage:
     """Manifest digest to whoever refers to that artifact, directly or through others.
 
-    `broken` says where the way down from a release (of that standing) to its features is interrupted, and which
-    manifests are damaged; `planning` names jobs that are making a plan right now.
+    `broken` says where the way down from a release (of that standing) to its features is interrupted, which manifests
+    are damaged, and of which unfinished runs it cannot be told what they would find done; `planning` names jobs that
+    are making a plan right now.
     """
 
     references: dict[str, set[Reference]] = field(default_factory=dict)
@@ -92,9 +93,12 @@ def read_lineage(store: ObjectStore, *, abandoned_after_days: float | None = Non
             _follow(lineage, inputs, Reference("job", record.name, standing), record.digests)
     for key in store.list_keys("runs"):
         mine = [record for record in found if record.run_key == key]
-        name, digests, finished = _run(store, key, mine)
+        name, digests, finished, unclear = _run(store, key, mine)
         touched = max([store.modified_at(key), *(record.touched_at for record in mine)])
         standing = "finished" if finished else "abandoned" if now - touched > patience else "unfinished"
+        if unclear and standing == "unfinished":
+            hint = "finish it, or give --abandoned-after"
+            lineage.broken.append((standing, f"run {name} ({standing}): {unclear}; {hint}"))
         _follow(lineage, inputs, Reference("run", name, standing), digests)
     return lineage
 
@@ -125,8 +129,8 @@ def _option(argv: list[str], name: str) -> str | None:
     return argv[argv.index(name) + 1] if name in argv[:-1] else None
 
 
-def _run(store: ObjectStore, key: str, mine: Sequence[JobRecord]) -> tuple[str, list[str], bool]:
-    """Return a run's name, the artifacts it has made or would find, and whether it is through."""
+def _run(store: ObjectStore, key: str, mine: Sequence[JobRecord]) -> tuple[str, list[str], bool, str]:
+    """Return a run's name, the artifacts it has made or would find, whether it is through, and why some are unknown."""
     digests = [digest for record in mine for digest in record.digests]
     published = [record.touched_at for record in mine if record.stage == "publish" and record.state == "succeeded"]
     # Every night's run may have the same configuration: a job later than the last release belongs to the next one.
@@ -136,10 +140,10 @@ def _run(store: ObjectStore, key: str, mine: Sequence[JobRecord]) -> tuple[str, 
         config = RunConfig.parse(json.loads(store.read_bytes(key)), key)
         # A run whose stages another run has done before has no jobs of its own.
         refs = _recall(store, key, config)
-    except (Eagle3Error, OSError, ValueError):
-        return short, digests, finished
+    except (Eagle3Error, OSError, ValueError) as error:
+        return short, digests, finished, " ".join(str(error).split()) or type(error).__name__
     recalled = [ref.manifest_sha256 for ref in refs.values()]
-    return f"{config.name} {short}", [*digests, *recalled], finished or Kind.RELEASE in refs
+    return f"{config.name} {short}", [*digests, *recalled], finished or Kind.RELEASE in refs, ""
 
 
 def _recall(store: ObjectStore, run_key: str, config: RunConfig) -> dict[Kind, Ref]:

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from eagle3_core.artifacts import Kind
+from eagle3_core.cli import features as features_command
 from eagle3_core.cli.common import console
 from eagle3_core.cli.main import app
 from eagle3_core.config import RunConfig
@@ -207,6 +208,23 @@ def test_verify_tells_when_a_shard_is_whole_but_not_the_one_that_was_sealed(type
     assert "seal again" in result["problems"]["feature set 0"]
 
 
+def test_verify_looks_at_every_feature_set_of_a_plan_and_reads_its_shards_once(typed, sealed):
+    old, root = load(sealed.store, sealed.refs[Kind.FEATURE_SET]), sealed.tmp_path / "root"
+    staged = sealed.tmp_path / "staged"
+    staged.mkdir()
+    for name in old.manifest.files:
+        (staged / name).write_bytes(old.path(name).read_bytes())
+    commit(sealed.store, "seal/second", staged, Kind.FEATURE_SET, inputs={"shard_plan": sealed.refs[Kind.SHARD_PLAN]})
+    os.utime(root / old.ref.key / "manifest.json", (time.time() - 100,) * 2)
+    sizes = [load(sealed.store, sealed.shard_key(i)).manifest.files["features.safetensors"].bytes for i in range(5)]
+    values = typed.json("verify")
+    assert [result["key"] for result in values["sets"]] == [old.ref.key, "seal/second"]
+    assert (values["bytes"], values["bad"]) == (sum(sizes), 0)
+    flip(root / old.ref.key / "index.safetensors", -1)
+    first, second = typed.json("verify", code=75)["sets"]
+    assert (list(first["problems"]), second["problems"]) == (["feature set"], {})
+
+
 def test_what_is_not_captured_yet_is_no_fault_of_a_plan(planned):
     [result] = Typed(planned).json("verify")["sets"]
     assert (result["missing"], result["problems"]) == (5, {})
@@ -272,7 +290,7 @@ def test_gc_keeps_what_a_release_refers_to_and_shares(typed, sealed, prompts_fil
     values = typed.json("gc", "--yes")
     assert values["kept"] == {small.key: "release demo (current)"}
     assert values["sets"] == [large.key]
-    features = FeatureSet.open(sealed.store, small, check=True)
+    features = FeatureSet.open(sealed.store, small)
     assert [len(features.read(number).input_ids) for number in range(40)] == features.lengths.tolist()
     assert typed.json("verify")["bad"] == 0
     assert len(values["shards"]) >= 1
@@ -354,6 +372,20 @@ def test_a_run_without_jobs_of_its_own_keeps_what_it_would_find(typed, sealed, m
     assert kept.startswith("run ") and kept.endswith("(unfinished)")
 
 
+def test_gc_removes_nothing_while_it_cannot_tell_what_an_unfinished_run_would_find(typed, sealed, prompts_file):
+    run, before = freeze(sealed.store, sealed.config), everything(sealed)
+    prompts_file.unlink()
+    said = " ".join(typed("gc", "--yes", code=75).stderr.split())
+    assert "expected a JSONL file, found none" in said
+    assert "--abandoned-after" in said
+    assert "so nothing is removed" in said
+    assert everything(sealed) == before
+    os.utime(sealed.tmp_path / "root" / run, (time.time() - 9e5,) * 2)
+    assert len(typed.json("gc", "--abandoned-after", "10")["sets"]) == 1
+    typed.job("publish-1", "publish", run=run)
+    assert len(typed.json("gc")["sets"]) == 1
+
+
 def test_gc_waits_for_a_plan_that_is_being_made(typed, sealed):
     typed.job("plan_capture-1", "plan_capture", {"corpus": sealed.refs[Kind.CORPUS]}, "running")
     assert "may use any shard; wait for it" in typed("gc", "--yes", code=65).stderr
@@ -372,8 +404,22 @@ def test_gc_leaves_a_shard_that_somebody_works_on(typed, sealed):
         values = typed.json("gc", "--yes")
     assert values["record"]["busy"] == [key]
     assert find(sealed.store, key) is not None
+    assert key not in values["shards"]
+    assert len(values["shards"]) == 4
+    assert values["bytes"] == values["record"]["bytes"]
     assert typed.json("gc", "--yes")["shards"].keys() == {key}
     assert everything(sealed) == []
+
+
+def test_gc_looks_once_and_says_removed_only_of_what_went(typed, sealed, monkeypatch):
+    looked, real, busy = [], features_command.survey, sealed.refs[Kind.FEATURE_SET].key
+    monkeypatch.setattr(features_command, "survey", lambda *a, **more: looked.append(a) or real(*a, **more))
+    with sealed.store.claim(busy):
+        said = typed("gc", "--yes").stderr
+    assert len(looked) == 1
+    assert f"removed {busy}" not in said
+    assert f"busy   {busy}" in said
+    assert f"removed {sealed.refs[Kind.SHARD_PLAN].key}" in said
 
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
