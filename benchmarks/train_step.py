@@ -88,6 +88,7 @@ def make_job(setting: Setting, ttt_steps: int, precision: str, train_lm_head: bo
                               precision=precision)  # fmt: skip
     head = torch.randn(setting.vocab, setting.hidden) * 0.05
     head[setting.draft_vocab :] *= 0.1  # so that nearly every greedy token is in the draft vocabulary
+    head = head.bfloat16().float()  # as targets are stored
     target = TargetWeights(torch.randn(setting.vocab, setting.hidden), head, torch.ones(setting.hidden))
     evaluation = EvaluationConfig(shapes=(DraftShape.from_name("7/1/8"),))
     ids = tuple(range(setting.draft_vocab))

@@ -29,17 +29,24 @@ class Teacher:
 
         Args:
             last_hidden_state: [R, D] at the label's own position, after the target's final norm.
-            head: [V, D].
+            head: [V, D], float32, or bfloat16 on a GPU, where the products are then summed in float32 by tensor cores.
             draft_to_target: int64 [U], absolute target ids, rising.
         """
         with torch.no_grad():
-            logits = functional.linear(last_hidden_state, head).float()
+            logits = target_logits(last_hidden_state, head)
             greedy = logits.argmax(-1)
             slot = torch.searchsorted(draft_to_target, greedy).clamp(max=len(draft_to_target) - 1)
             token = torch.where(draft_to_target[slot] == greedy, slot, -1)
             log_probabilities = logits[:, draft_to_target].log_softmax(-1)
             probabilities = log_probabilities.exp()
         return cls(probabilities, -(probabilities * log_probabilities).sum(-1), token)
+
+
+def target_logits(last_hidden_state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
+    """Return float32 logits [R, V]; a bfloat16 head multiplies states rounded like it, and nothing else is rounded."""
+    if head.dtype == torch.bfloat16 and head.is_cuda:
+        return torch.mm(last_hidden_state.to(head.dtype), head.T, out_dtype=torch.float32)
+    return functional.linear(last_hidden_state, head.to(last_hidden_state.dtype)).float()
 
 
 @dataclass(frozen=True, slots=True)

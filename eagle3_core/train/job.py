@@ -88,4 +88,9 @@ class TrainJob:
         drafter = Eagle3Drafter(self.sizes, self.target.embedding, train_lm_head=self.train_lm_head)
         ids = torch.tensor(self.draft_to_target)
         drafter.start_from_target(self.target.head[ids], self.target.final_norm, self.training.seed)
-        return drafter.to(device), self.target.head.to(device), ids.to(device)
+        return drafter.to(device), self._head(device), ids.to(device)
+
+    def _head(self, device: torch.device) -> torch.Tensor:
+        """Return the target's head, in half precision where it was stored so: float32 has no tensor cores."""
+        head, half = self.target.head.to(device), self.training.precision == "bfloat16" and device.type == "cuda"
+        return rounded if half and torch.equal((rounded := head.bfloat16()).float(), head) else head

@@ -106,3 +106,11 @@ def test_step_weights_sum_to_one():
     assert sum(step_weights(7, 0.8)) == pytest.approx(1)
     weights = step_weights(3, 0.5)
     assert weights[1] / weights[0] == pytest.approx(0.5)
+
+
+def test_a_head_in_half_precision_teaches_what_its_float32_does(sizes, draft_to_target, head):
+    states = torch.randn(6, sizes.hidden_size, generator=torch.Generator().manual_seed(7))
+    half = Teacher.judge(states, head.bfloat16(), draft_to_target)
+    full = Teacher.judge(states, head.bfloat16().float(), draft_to_target)
+    assert torch.equal(half.token, full.token)
+    assert torch.equal(half.probabilities, full.probabilities)
