@@ -24,8 +24,7 @@ Plans (pure; `serving` is `config.ServingConfig`, `shape` is `config.evaluation.
 
 Server::
 
-    with SglangServer(plan, log=context.work / "sglang.log", startup_timeout_s=serving.startup_timeout_s,
-                      threads=serving.threads, on_phase=context.progress.phase) as server:
+    with SglangServer.of_stage(plan, context) as server:  # or SglangServer(plan, log=path, ...)
         server.url, server.pid, server.ready_s, server.effective     # effective = arguments the server really runs with
         with server.client() as client: ...
 

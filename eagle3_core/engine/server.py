@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
@@ -23,6 +23,9 @@ from eagle3_core.engine import processes
 from eagle3_core.engine.client import EngineClient, Sampling
 from eagle3_core.engine.launch import LaunchPlan, compare_effective
 from eagle3_core.errors import EngineDiedError, EngineError, EngineStartError
+
+if TYPE_CHECKING:
+    from eagle3_core.context import StageContext
 
 # A GPU server gets time to end by itself; a CPU server has nothing to give back, and SGLang drains in steps of 5 s.
 _GRACE_S = {"cuda": 10.0, "cpu": 0.5}
@@ -73,6 +76,15 @@ class SglangServer:
         self._died: str | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
+
+    @classmethod
+    def of_stage(cls, plan: LaunchPlan, context: StageContext) -> Self:
+        """Prepare the server of a running stage: its log in the job's work, its phases among the job's."""
+        serving = context.run.serving
+        return cls(
+            plan, log=context.work / "sglang.log", startup_timeout_s=serving.startup_timeout_s,
+            threads=serving.threads, on_phase=context.progress.phase,
+        )  # fmt: skip
 
     @property
     def url(self) -> str:

@@ -64,13 +64,7 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
         require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens
     )
     with (
-        SglangServer(
-            launch,
-            log=context.work / "sglang.log",
-            startup_timeout_s=run.serving.startup_timeout_s,
-            threads=run.serving.threads,
-            on_phase=context.progress.phase,
-        ) as server,
+        SglangServer.of_stage(launch, context) as server,
         server.client() as client,
     ):
         ref = _shard(context, plan, shard, client)

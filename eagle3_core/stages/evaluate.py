@@ -89,13 +89,7 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     prompts = held_out(read_prompt_set(prompt_set), run.evaluation.max_prompts)
     plan = _plan(context, name)
     with (
-        SglangServer(
-            plan,
-            log=context.work / "sglang.log",
-            startup_timeout_s=run.serving.startup_timeout_s,
-            threads=run.serving.threads,
-            on_phase=context.progress.phase,
-        ) as server,
+        SglangServer.of_stage(plan, context) as server,
         server.client() as client,
     ):
         answers, wall_s = serve(client, prompts, run.evaluation, _reporter(context, len(prompts)))

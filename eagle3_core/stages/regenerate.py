@@ -108,13 +108,7 @@ def _lazy_client(context: StageContext, target: Mapping[str, Any]) -> Iterator[C
         def connect() -> EngineClient:
             if not clients:
                 plan = LaunchPlan.serve(require_target(run, target), run.target.dtype, run.serving)
-                server = SglangServer(
-                    plan,
-                    log=context.work / "sglang.log",
-                    startup_timeout_s=run.serving.startup_timeout_s,
-                    threads=run.serving.threads,
-                    on_phase=context.progress.phase,
-                )
+                server = SglangServer.of_stage(plan, context)
                 clients.append(stack.enter_context(stack.enter_context(server).client()))
             return clients[0]
 

@@ -63,7 +63,7 @@ class ArithmeticEngine:
         self.states = states
         self.disturb = lambda number, aux, last: (aux, last)
 
-    def __call__(self, plan, **_):
+    def of_stage(self, plan, _context):
         self.plan, self.ready_s = plan, 1.0
         return self
 
