@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,10 +16,14 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 
 from eagle3_core.config import RunConfig
 from eagle3_core.config.recipes import load_recipe, parse_override
-from eagle3_core.errors import EXIT_CODES, Eagle3Error
+from eagle3_core.errors import EXIT_CODES, Eagle3Error, InputError, Remedy
+from eagle3_core.storage import ObjectStore, open_store
 from eagle3_core.storage.scan import OnBytes
 
 console = Console(stderr=True, highlight=False)
+"""Progress and remarks."""
+output = Console(highlight=False, width=None if sys.stdout.isatty() else 200)
+"""Results; a pipe has no width of its own."""
 
 Recipe = Annotated[
     str, typer.Argument(help="Name of a checked-in recipe (demo, own, smollm2, production) or a YAML file.")
@@ -42,9 +47,14 @@ def configured(recipe: str, overrides: list[str] | None) -> RunConfig:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Turn our own errors into one line on stderr and the remedy's exit code."""
+    """Turn our own errors, and paths that cannot be read or written, into one line and the remedy's exit code."""
     try:
         yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"error: {error.filename or 'system'}: {error.strerror or error}; give another path", file=sys.stderr)
+        raise typer.Exit(EXIT_CODES[Remedy.FIX]) from None
     except Eagle3Error as error:
         message = " ".join(str(error).split())
         print(f"error: [{type(error).__name__}] {message}", file=sys.stderr)
@@ -59,6 +69,17 @@ def byte_bar(title: str, total: int) -> Iterator[OnBytes]:
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(title, total=total)
         yield lambda count: progress.update(task, advance=count)
+
+
+def existing_store(root: str) -> ObjectStore:
+    """Open a root to look at it; a directory that is not there is a typing error, not an empty root.
+
+    Raises:
+        InputError: there is no such directory.
+    """
+    if "://" not in root and not Path(root).is_dir():
+        raise InputError(f"root {root}: expected an existing directory, found none; check --root or EAGLE3_ROOT")
+    return open_store(root)
 
 
 def print_json(values: Any) -> None:

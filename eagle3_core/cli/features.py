@@ -13,9 +13,10 @@ from eagle3_core.cli.common import (
     AsJson,
     Root,
     byte_bar,
-    console,
+    existing_store,
     human_bytes,
     one_line_errors,
+    output,
     print_json,
 )
 from eagle3_core.data.catalog import Catalog, FeatureEntry, read_catalog
@@ -24,7 +25,7 @@ from eagle3_core.data.lineage import Lineage, read_lineage
 from eagle3_core.data.statistics import Share, Statistics, statistics
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, InputError, Remedy
 from eagle3_core.repair import ShardFinding, check_set, quarantine_bad
-from eagle3_core.storage import ObjectStore, open_store, verify
+from eagle3_core.storage import ObjectStore, verify
 from eagle3_core.storage.scan import OnBytes
 
 features = typer.Typer(no_args_is_help=True, help="Captured hidden states: ls, verify, stats, gc.")
@@ -38,7 +39,7 @@ Key = Annotated[
 def ls(root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
     """List the feature sets of a root: samples, tokens, bytes, state, age, and who refers to them."""
     with one_line_errors():
-        store = open_store(root)
+        store = existing_store(root)
         catalog, lineage = read_catalog(store), read_lineage(store)
         rows = [_row(catalog, lineage, entry) for entry in catalog.entries]
         totals = _totals(catalog)
@@ -52,9 +53,9 @@ def ls(root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
                           _state(row), _age(row["age_s"]), "\n".join(row["referred_to_by"]) or "-")  # fmt: skip
         size = human_bytes(totals["bytes"])
         table.caption = f"{totals['shards']:,} shards, {size} captured; each counted once, whoever shares it"
-        console.print(table if rows else f"no feature sets below {store.root}")
+        output.print(table if rows else f"no feature sets below {store.root}")
         for text in catalog.damaged.values():
-            console.print(f"[red]damaged[/] {text}", soft_wrap=True)
+            output.print(f"[red]damaged[/] {text}", soft_wrap=True)
 
 
 @features.command("verify")
@@ -69,7 +70,7 @@ def verify_features(
     Exit code 75 if anything is wrong. What was put in quarantine is captured again by `eagle3 repair RECIPE`.
     """
     with one_line_errors():
-        store = open_store(root)
+        store = existing_store(root)
         catalog = read_catalog(store)
         entries = catalog.select(key)
         # Where one plan has several feature sets its shards are read once.
@@ -102,16 +103,16 @@ def verify_features(
 def stats(key: Key = None, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
     """Show lengths, supervised share, bytes a token and tokens by domain."""
     with one_line_errors():
-        store = open_store(root)
+        store = existing_store(root)
         catalog = read_catalog(store)
         found = {entry.key: statistics(store, catalog, entry) for entry in catalog.select(key)}
         if as_json:
             print_json({"root": store.root, "features": {name: one.values() for name, one in found.items()}})
             return
         for name, one in found.items():
-            console.print(_figures(name, one))
+            output.print(_figures(name, one))
         if not found:
-            console.print(f"no feature sets below {store.root}")
+            output.print(f"no feature sets below {store.root}")
 
 
 @features.command("gc")
@@ -136,7 +137,7 @@ def gc(
     Only plans, shards and feature sets go. What was removed is written to gc/ in the root, before it happens.
     """
     with one_line_errors():
-        store = open_store(root)
+        store = existing_store(root)
         if yes and not alone and store.root.startswith("s3://"):
             raise InputError(f"{store.root}: jobs of other machines cannot be seen; if there are none, add --alone")
 
@@ -206,12 +207,12 @@ def _verified(
 def _show_verified(values: dict[str, Any]) -> None:
     for result in values["sets"]:
         for place, text in result["problems"].items():
-            console.print(f"[red]{place}[/]: {text}", soft_wrap=True)
+            output.print(f"[red]{place}[/]: {text}", soft_wrap=True)
         missing = f", {result['missing']} not captured" if result["missing"] else ""
-        console.print(f"{result['key']}: {result['ok']} of {result['shards']} shards good{missing}")
+        output.print(f"{result['key']}: {result['ok']} of {result['shards']} shards good{missing}")
     for text in values["damaged"].values():
-        console.print(f"[red]damaged[/] {text}", soft_wrap=True)
-    console.print(f"{human_bytes(values['bytes'])} read in {values['seconds']:.1f} s, "
+        output.print(f"[red]damaged[/] {text}", soft_wrap=True)
+    output.print(f"{human_bytes(values['bytes'])} read in {values['seconds']:.1f} s, "
                   f"{human_bytes(values['bytes_per_s'])}/s, {values['bad']} problems")  # fmt: skip
 
 
@@ -242,19 +243,19 @@ def _figures(name: str, one: Statistics) -> Table:
 
 def _show_collection(found: Collection, record: dict[str, Any] | None) -> None:
     for key, who in found.kept.items():
-        console.print(f"keep   {key}: {who}", soft_wrap=True)
+        output.print(f"keep   {key}: {who}", soft_wrap=True)
     for key in (*found.sets, *found.plans):
-        console.print(f"{'remove' if record is None else 'removed'} {key}")
+        output.print(f"{'remove' if record is None else 'removed'} {key}")
     for key in record["busy"] if record is not None else ():
-        console.print(f"busy   {key}")
+        output.print(f"busy   {key}")
     size, count = human_bytes(found.bytes), len(found.shards)
     if record is None:
         more = "; nothing was removed, add --yes" if found.keys else ""
-        console.print(f"{count} shards, {size} would be freed{more}")
+        output.print(f"{count} shards, {size} would be freed{more}")
         return
     busy = f", {len(record['busy'])} left because somebody works on them" if record["busy"] else ""
     where = f"; written to {record['record']}" if "record" in record else ""
-    console.print(f"{count} shards, {human_bytes(record['bytes'])} freed{busy}{where}", soft_wrap=True)
+    output.print(f"{count} shards, {human_bytes(record['bytes'])} freed{busy}{where}", soft_wrap=True)
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -15,9 +15,9 @@ from eagle3_core.cli.common import (
     Overrides,
     Root,
     configured,
-    console,
     human_bytes,
     one_line_errors,
+    output,
     print_json,
 )
 from eagle3_core.config import CaptureConfig, RunConfig
@@ -53,7 +53,7 @@ def plan(
         if as_json:
             print_json({"workload": asdict(work), "estimate": asdict(result), "free_bytes": free})
             return
-        console.print(_table(work, result, free))
+        output.print(_table(work, result, free))
 
 
 def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -> Workload:

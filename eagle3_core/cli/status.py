@@ -10,22 +10,21 @@ from typing import Any
 from rich.table import Table
 
 from eagle3_core import jobs
-from eagle3_core.cli.common import DEFAULT_ROOT, AsJson, Root, console, one_line_errors, print_json
+from eagle3_core.cli.common import DEFAULT_ROOT, AsJson, Root, existing_store, one_line_errors, output, print_json
 from eagle3_core.progress import FILE, describe
-from eagle3_core.storage import open_store
 
 
 def status(root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
     """List the jobs of a root with their state and progress, newest last."""
     with one_line_errors():
-        rows = list(_rows(jobs.jobs_directory(open_store(root).root)))
+        rows = list(_rows(jobs.jobs_directory(existing_store(root).root)))
         if as_json:
             print_json({"jobs": rows})
             return
         table = Table("job", "state", "what")
         for row in rows:
             table.add_row(row["job"], row["state"], row["what"])
-        console.print(table if rows else f"no jobs below {root}")
+        output.print(table if rows else f"no jobs below {root}")
 
 
 def _rows(directory: Path) -> Iterator[dict[str, Any]]:

@@ -45,19 +45,28 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Read `training.learning_rate=3e-5`; the value is YAML.
 
     Raises:
-        ConfigError: there is no `=`.
+        ConfigError: there is no `=`, or the value is no YAML.
     """
     path, found, value = text.partition("=")
     if not found or not path:
         raise ConfigError(f"override {text!r}: expected section.key=value")
-    return path.strip(), yaml.load(value, Loader=_FloatLoader)
+    try:
+        return path.strip(), yaml.load(value, Loader=_FloatLoader)
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"override {text!r}: expected a YAML value: {getattr(error, 'problem', error)}; put text in quotes: "
+            f"-s '{path.strip()}=\"...\"'"
+        ) from None
 
 
 def _read(name_or_path: str) -> dict[str, Any]:
     if name_or_path in recipe_names():
         text = (resources.files("eagle3_core.config") / "recipes" / f"{name_or_path}.yaml").read_text(encoding="utf-8")
     elif Path(name_or_path).is_file():
-        text = Path(name_or_path).read_text(encoding="utf-8")
+        try:
+            text = Path(name_or_path).read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"recipe {name_or_path}: expected UTF-8 text, found {error.reason}") from None
     else:
         raise ConfigError(
             f"recipe {name_or_path!r}: neither a file nor one of {', '.join(recipe_names())}; name one or give a path"

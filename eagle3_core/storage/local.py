@@ -59,6 +59,8 @@ class LocalStore:
         """Move a local file to `key`, durably."""
         target = self._file(key)
         with full_disk_is_typed(target), _temp_beside(target) as temp:
+            # safetensors gives its files to their maker alone; an engine may run as somebody else.
+            source.chmod(_file_mode())
             if source.stat().st_dev == target.parent.stat().st_dev:
                 to_disk(source)
                 source.replace(target)
@@ -169,6 +171,14 @@ def _make_directory(path: Path) -> None:
     _make_directory(path.parent)
     path.mkdir(exist_ok=True)
     to_disk(path.parent)
+
+
+def _file_mode() -> int:
+    """Return the mode a new file gets from this process's umask, which only /proc tells without changing it."""
+    status = Path("/proc/self/status")
+    lines = status.read_text(encoding="ascii", errors="replace").splitlines() if status.is_file() else []
+    masks = [line.split()[1] for line in lines if line.startswith("Umask:")]
+    return 0o666 & ~int(masks[0] if masks else "022", 8)
 
 
 def to_disk(path: Path) -> None:

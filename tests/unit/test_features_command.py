@@ -111,7 +111,7 @@ def test_ls_says_how_far_each_feature_set_is_and_who_refers_to_it(typed, sealed)
     assert row["bytes"] == row["bytes_captured"] == facts["tokens"] * (4 * 8 * 4 + 5)
     assert 0 <= row["age_s"] < 600
     assert row["referred_to_by"] == ["release demo (current)"]
-    assert "release demo (current)" in " ".join(typed("ls").stderr.split())
+    assert "release demo (current)" in " ".join(typed("ls").stdout.split())
 
 
 def test_ls_follows_a_capture_from_planned_to_sealed_to_incomplete(planned):
@@ -134,7 +134,7 @@ def test_ls_follows_a_capture_from_planned_to_sealed_to_incomplete(planned):
     planned.store.remove(f"{keys[3]}/manifest.json")
     look()
     assert states == [("planned", 0), ("captured", 5), ("capturing", 4), ("sealed", 5), ("incomplete", 4)]
-    assert "incomplete 4 of 5" in typed("ls").stderr
+    assert "incomplete 4 of 5" in typed("ls").stdout
 
 
 def test_shards_that_two_sets_share_are_counted_once(typed, sealed, prompts_file):
@@ -166,7 +166,7 @@ def test_verify_reads_every_byte_of_every_shard(typed, sealed):
     assert (values["bytes"], values["bad"]) == (sum(sizes), 0)
     assert values["bytes_per_s"] > 0
     assert values["sets"][0]["ok"] == 5
-    assert "5 of 5 shards good" in typed("verify", sealed.refs[Kind.FEATURE_SET].key).stderr
+    assert "5 of 5 shards good" in typed("verify", sealed.refs[Kind.FEATURE_SET].key).stdout
 
 
 def test_verify_says_shard_by_shard_what_is_wrong_and_moves_it_only_if_asked(typed, sealed):
@@ -253,7 +253,7 @@ def test_stats_add_up(typed, sealed):
         assert share["samples"] == int(inside.sum())
     assert (one["shortest"], one["longest"]) == (int(features.lengths.min()), int(features.lengths.max()))
     assert 4 * 8 * 4 + 5 < one["bytes_per_token"] < 4 * 8 * 4 + 20
-    assert "bytes a token" in " ".join(typed("stats").stderr.split())
+    assert "bytes a token" in " ".join(typed("stats").stdout.split())
 
 
 # --------------------------------------------------------------------------------------------------------------- gc
@@ -267,7 +267,7 @@ def test_gc_removes_nothing_unless_told_to(typed, sealed):
     assert (values["dry_run"], len(values["shards"])) == (True, 5)
     assert values["bytes"] == sealed.refs[Kind.SHARD_PLAN].facts["bytes"]
     assert everything(sealed) == before
-    assert "add --yes" in typed("gc").stderr
+    assert "add --yes" in typed("gc").stdout
 
 
 def test_gc_removes_what_nobody_refers_to_writes_it_down_and_touches_nothing_else(typed, sealed):
@@ -415,7 +415,7 @@ def test_gc_looks_once_and_says_removed_only_of_what_went(typed, sealed, monkeyp
     looked, real, busy = [], features_command.survey, sealed.refs[Kind.FEATURE_SET].key
     monkeypatch.setattr(features_command, "survey", lambda *a, **more: looked.append(a) or real(*a, **more))
     with sealed.store.claim(busy):
-        said = typed("gc", "--yes").stderr
+        said = typed("gc", "--yes").stdout
     assert len(looked) == 1
     assert f"removed {busy}" not in said
     assert f"busy   {busy}" in said
