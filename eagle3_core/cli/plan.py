@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -23,7 +22,7 @@ from eagle3_core.cli.common import (
 from eagle3_core.config import CaptureConfig, RunConfig
 from eagle3_core.errors import ConfigError
 from eagle3_core.estimate import Estimate, Workload, estimate
-from eagle3_core.identity import resolve_prompts, target_shape
+from eagle3_core.identity import checked_prompts, resolve_prompts, target_shape
 from eagle3_core.storage import open_store
 
 
@@ -59,9 +58,8 @@ def plan(
 def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -> Workload:
     target = target_shape(config)
     if samples is None:
-        with Path(resolve_prompts(config)).open("rb") as file:
-            lines = sum(1 for line in file if line.strip())
-        samples = min(lines, config.data.max_prompts or lines)
+        prompts = checked_prompts(resolve_prompts(config))
+        samples = min(prompts, config.data.max_prompts or prompts)
     # Unknown before the target answers: half of the longest answer, plus a prompt of 64 tokens.
     mean = tokens or 64 + config.data.max_new_tokens / 2
     return Workload(

@@ -65,3 +65,9 @@ def test_what_safetensors_wrote_is_as_readable_as_any_file(tmp_path: Path) -> No
     (tmp_path / "made.safetensors").chmod(0o600)
     open_store(str(tmp_path / "root")).put_file(tmp_path / "made.safetensors", "a/made.safetensors")
     assert (tmp_path / "root/a/made.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_plan_reads_the_prompts_as_the_run_will(tmp_path: Path) -> None:
+    prompts = tmp_path / "p.jsonl"
+    prompts.write_text('{"prompt": "Why?"}\n{"prompt": 5}\n')
+    assert f"{prompts}:2" in refused("plan", "demo", "-s", f"data.prompts={prompts}")
