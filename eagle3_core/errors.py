@@ -54,6 +54,12 @@ class Eagle3Error(Exception):
     remedy: ClassVar[Remedy] = Remedy.FIX
 
 
+def told(name: str, message: str) -> Eagle3Error | None:
+    """Return the error that another process of this program wrote down by its type's name; None: no such type here."""
+    kind = globals().get(name)
+    return kind(message) if isinstance(kind, type) and issubclass(kind, Eagle3Error) else None
+
+
 class InputError(Eagle3Error):
     """Something the user gave is wrong."""
 

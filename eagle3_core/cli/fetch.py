@@ -6,10 +6,9 @@ import json
 import subprocess
 from collections.abc import Callable
 
-from eagle3_core import errors
 from eagle3_core.config import RunConfig
 from eagle3_core.demo import pin
-from eagle3_core.errors import TargetError
+from eagle3_core.errors import Eagle3Error, TargetError, told
 from eagle3_core.identity import SMOLLM2, smollm2_directory
 from eagle3_core.jobs.spec import engine_python
 
@@ -34,11 +33,13 @@ def ensure_target(run: RunConfig, say: Callable[[str], None]) -> None:
         raise _error(done)
 
 
-def _error(done: subprocess.CompletedProcess[str]) -> errors.Eagle3Error:
+def _error(done: subprocess.CompletedProcess[str]) -> Eagle3Error:
+    early = TargetError(
+        f"{pin.NAME}: fetching it ended early (exit code {done.returncode}; its reason stands above); run the same "
+        "command again"
+    )
     try:
-        told = json.loads(done.stdout)
-        kind: type[errors.Eagle3Error] = getattr(errors, told["type"])
-        return kind(told["message"])
-    except (ValueError, KeyError, AttributeError):
-        why = f"exit code {done.returncode}; its reason stands above"
-        return TargetError(f"{pin.NAME}: fetching it ended early ({why}); run the same command again")
+        answer = json.loads(done.stdout)
+        return told(answer["type"], answer["message"]) or early
+    except (ValueError, KeyError):
+        return early

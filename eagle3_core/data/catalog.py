@@ -11,7 +11,7 @@ from eagle3_core.data.plan import ShardPlan, read_plan
 from eagle3_core.errors import ArtifactError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
 from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.pipeline import STAGES
-from eagle3_core.storage import Artifact, ObjectStore, load
+from eagle3_core.storage import Artifact, ObjectStore, committed_keys, load
 from eagle3_core.storage.manifest import MANIFEST
 
 PLANS, SHARDS, SETS = (STAGES[name].name for name in ("plan_capture", "capture", "seal"))
@@ -137,11 +137,8 @@ def stored_bytes(store: ObjectStore, key: str) -> int:
 
 
 def _artifacts(store: ObjectStore, prefix: str, damaged: dict[str, str]) -> Iterator[Artifact]:
-    for key in store.list_keys(prefix):
-        artifact_key = key.removesuffix(f"/{MANIFEST}")
-        if artifact_key == key:
-            continue
+    for key in committed_keys(store, prefix):
         try:
-            yield load(store, artifact_key)
+            yield load(store, key)
         except (CorruptArtifactError, UnknownSchemaError) as error:
-            damaged[artifact_key] = str(error)
+            damaged[key] = str(error)

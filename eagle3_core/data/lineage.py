@@ -15,8 +15,7 @@ from eagle3_core.config import RunConfig
 from eagle3_core.errors import CorruptArtifactError, Eagle3Error, UnknownSchemaError
 from eagle3_core.jobs.files import COMMAND, LOG, RESULT, read_json
 from eagle3_core.pipeline import STAGES, shape_names
-from eagle3_core.storage import ObjectStore, load
-from eagle3_core.storage.manifest import MANIFEST
+from eagle3_core.storage import ObjectStore, committed_keys, load
 
 DAY_S = 86400.0
 Standing = Literal["current", "earlier", "running", "unfinished", "abandoned", "finished"]
@@ -179,12 +178,11 @@ def _manifests(store: ObjectStore, broken: list[tuple[Standing | None, str]]) ->
     """
     found: dict[str, Mapping[str, str]] = {}
     for stage in ("plan_capture", "seal", "train", "export", "parity", "evaluate", "report", "publish"):
-        for key in store.list_keys(stage):
-            artifact_key = key.removesuffix(f"/{MANIFEST}")
-            if artifact_key == key or "/checkpoints/" in key:
+        for key in committed_keys(store, stage):
+            if "/checkpoints/" in key:
                 continue
             try:
-                artifact = load(store, artifact_key)
+                artifact = load(store, key)
             except (CorruptArtifactError, UnknownSchemaError) as error:
                 broken.append((None, str(error)))
                 continue

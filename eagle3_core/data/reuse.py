@@ -11,8 +11,7 @@ from eagle3_core.data.corpus import Answer
 from eagle3_core.data.plan import cut, shard_digest, shards_under
 from eagle3_core.data.shards import INDEX, ShardIndex
 from eagle3_core.errors import ConfigError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
-from eagle3_core.storage import ObjectStore, load
-from eagle3_core.storage.manifest import MANIFEST
+from eagle3_core.storage import ObjectStore, committed_keys, load
 
 _READERS = 8
 
@@ -30,8 +29,7 @@ def captured_shards(store: ObjectStore, identity: str) -> list[ShardIndex]:
 
     Damaged ones are left out: whoever captures them anew or verifies them says so.
     """
-    prefix = shards_under(identity)
-    keys = [key.removesuffix(f"/{MANIFEST}") for key in store.list_keys(prefix) if key.endswith(f"/{MANIFEST}")]
+    keys = committed_keys(store, shards_under(identity))
     with ThreadPoolExecutor(_READERS) as pool:
         return [index for index in pool.map(lambda key: _index(store, key), keys) if index is not None]
 

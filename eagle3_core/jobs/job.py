@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from eagle3_core import errors
 from eagle3_core.artifacts import Ref
 from eagle3_core.errors import (
     CorruptArtifactError,
@@ -24,6 +23,7 @@ from eagle3_core.errors import (
     JobLostError,
     NotCommittedError,
     Remedy,
+    told,
 )
 from eagle3_core.jobs.files import (
     COMMAND,
@@ -268,11 +268,10 @@ def _result(directory: Path) -> Ref:
 def _error(directory: Path, state: JobState) -> Eagle3Error:
     log = directory / LOG
     if state.error is not None:
-        kind = getattr(errors, str(state.error["type"]), None)
-        if not (isinstance(kind, type) and issubclass(kind, Eagle3Error)):
-            # Written by another version: its remedy still says whether a retry helps.
-            kind = JobLostError if state.error.get("remedy") == Remedy.RETRY else JobError
-        return kind(str(state.error["message"]))
+        message = str(state.error["message"])
+        # A type of another version: its remedy still says whether a retry helps.
+        unknown = JobLostError if state.error.get("remedy") == Remedy.RETRY else JobError
+        return told(str(state.error["type"]), message) or unknown(message)
     if state.name == "lost":
         return JobLostError(f"{directory.name}: its supervisor vanished (killed, or the machine restarted); see {log}")
     if state.code is not None and state.code < 0:

@@ -18,8 +18,7 @@ from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import CorruptArtifactError, InputError
 from eagle3_core.identity import require_target
-from eagle3_core.storage import ObjectStore, commit, full_disk_is_typed, load, quarantine
-from eagle3_core.storage.manifest import MANIFEST
+from eagle3_core.storage import ObjectStore, commit, committed_keys, full_disk_is_typed, load, quarantine
 
 if TYPE_CHECKING:
     from eagle3_core.engine.client import EngineClient
@@ -75,10 +74,7 @@ class _Chunks:
     def __post_init__(self) -> None:
         """Read every committed chunk; a damaged one is put aside and its prompts are answered again."""
         self.answers: dict[str, Answer] = {}
-        for key in self.store.list_keys(self.prefix):
-            chunk = key.removesuffix(f"/{MANIFEST}")
-            if chunk == key:
-                continue
+        for chunk in committed_keys(self.store, self.prefix):
             try:
                 self.answers |= {answer.id: answer for answer in read_corpus(load(self.store, chunk))}
             except CorruptArtifactError as error:

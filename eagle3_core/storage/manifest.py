@@ -137,6 +137,12 @@ def _withdraw(store: ObjectStore, key: str, successor: bytes) -> None:
         store.remove(key)
 
 
+def committed_keys(store: ObjectStore, prefix: str) -> list[str]:
+    """Return the key of every artifact below `prefix` that has a manifest, damaged ones included."""
+    end = f"/{MANIFEST}"
+    return [key.removesuffix(end) for key in store.list_keys(prefix) if key.endswith(end)]
+
+
 def find(store: ObjectStore, key: str) -> Ref | None:
     """Return the reference of the artifact at `key`, or None if none is committed there."""
     try:
