@@ -6,8 +6,6 @@ message.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import shutil
@@ -15,12 +13,12 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from eagle3_core.demo import pin
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, StorageFullError, TargetError
-from eagle3_core.storage import full_disk_is_typed, to_disk
+from eagle3_core.storage import full_disk_is_typed, locked, to_disk
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,7 +46,7 @@ def fetch(directory: Path) -> None:
     """
     directory.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{directory.name}.part-"
-    with _locked(directory.parent / f".{directory.name}.lock"):
+    with locked(directory.parent / f".{directory.name}.lock", lambda: _say("another process is fetching it; waiting")):
         if pin.complete(directory):
             return
         for left in directory.parent.glob(f"{prefix}*"):
@@ -122,18 +120,6 @@ def _place(made: Path, directory: Path, old: Path) -> None:
         directory.rename(old)
     made.rename(directory)
     to_disk(directory.parent)
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock; a killed process gives it back at once."""
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _say("another process is fetching it; waiting")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _say(text: str) -> None:

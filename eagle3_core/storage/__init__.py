@@ -1,6 +1,6 @@
 """Where artifacts live: a directory or an S3 prefix, and the commit protocol over either."""
 
-from eagle3_core.storage.local import full_disk_is_typed, to_disk
+from eagle3_core.storage.local import full_disk_is_typed, locked, to_disk
 from eagle3_core.storage.manifest import (
     PLANNING,
     Artifact,
@@ -26,6 +26,7 @@ __all__ = [
     "find_sound",
     "full_disk_is_typed",
     "load",
+    "locked",
     "open_store",
     "quarantine",
     "to_disk",

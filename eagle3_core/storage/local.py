@@ -120,16 +120,23 @@ class LocalStore:
         """
         path = self._file(f"claims/{key.replace('/', '-')}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("wb") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if on_wait is None:
-                    yield False
-                    return
-                on_wait()
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield True
+        with locked(path, on_wait) as ours:
+            yield ours
+
+
+@contextlib.contextmanager
+def locked(path: Path, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
+    """Hold the file `path` against other processes; see `LocalStore.claim` for what is yielded."""
+    with path.open("wb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if on_wait is None:
+                yield False
+                return
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield True
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
