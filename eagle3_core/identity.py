@@ -65,19 +65,24 @@ class TargetIdentity(TargetShape):
 
 
 def resolve_target(run: RunConfig) -> Path:
-    """Return the target's directory: `demo` is the one that ships, `smollm2` one that the command line fetches.
+    """Return the directory of the run's target; see `named_target`."""
+    return named_target(run.target.model)
+
+
+def named_target(name: str) -> Path:
+    """Return a target's directory: `demo` is the one that ships, `smollm2` one that the command line fetches.
 
     Raises:
         TargetError: SmolLM2 is not fetched yet.
     """
-    if run.target.model == DEMO:
+    if name == DEMO:
         return Path(eagle3_core.demo.__file__).parent / "target"
-    if run.target.model == SMOLLM2:
+    if name == SMOLLM2:
         directory = smollm2_directory()
         if not pin.complete(directory):
             raise TargetError(f"{directory}: expected {pin.NAME}, found none; `eagle3 doctor smollm2` fetches it")
         return directory
-    return Path(run.target.model).expanduser().resolve()
+    return Path(name).expanduser().resolve()
 
 
 def smollm2_directory() -> Path:
@@ -137,15 +142,15 @@ def read_target(directory: Path) -> TargetShape:
     )
 
 
-def read_config(directory: Path) -> dict[str, Any]:
-    """Return config.json of the target.
+def read_config(directory: Path, told_by: str = "target.model") -> dict[str, Any]:
+    """Return config.json of the target; `told_by` is the key or flag by which the user named the directory.
 
     Raises:
         TargetError: there is no directory, no config.json, or it is not a JSON object.
     """
     path = directory / "config.json"
     if not directory.is_dir():
-        raise TargetError(f"target {directory}: expected a directory with config.json, found none; set target.model")
+        raise TargetError(f"target {directory}: expected a directory with config.json, found none; set {told_by}")
     if not path.is_file():
         raise TargetError(f"{path}: expected the target's config.json, found none; give a Hugging Face model directory")
     try:

@@ -19,14 +19,14 @@ class Prompt:
     domain: str
 
 
-def read_prompts(path: Path) -> Iterator[Prompt]:
-    """Yield the prompts of a JSONL file.
+def read_prompts(path: Path, told_by: str = "data.prompts") -> Iterator[Prompt]:
+    """Yield the prompts of a JSONL file; `told_by` is the key or flag by which the user named it.
 
     Raises:
         InputError: see `checked_prompts`.
     """
     if not path.is_file():
-        raise InputError(f"prompts {path}: expected a JSONL file, found none; set data.prompts")
+        raise InputError(f"prompts {path}: expected a JSONL file, found none; set {told_by}")
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():

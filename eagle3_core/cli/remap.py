@@ -12,7 +12,7 @@ from eagle3_core.export.dialects import DIALECTS
 from eagle3_core.export.plan import TargetFacts
 from eagle3_core.export.remap import Remapped
 from eagle3_core.export.remap import remap as rewrite
-from eagle3_core.identity import read_config, target_fingerprint
+from eagle3_core.identity import named_target, read_config, target_fingerprint
 
 NAMES = ", ".join(DIALECTS)
 
@@ -25,8 +25,12 @@ def remap(
         str | None, typer.Option("--from", help="Dialect of IN, where its files do not tell.", metavar="DIALECT")
     ] = None,
     target: Annotated[
-        Path | None,
-        typer.Option("--target", help="Directory of the target: checks sizes, and tells what layer ids mean."),
+        str | None,
+        typer.Option(
+            "--target",
+            help="Directory of the target, or demo: checks sizes, and tells what layer ids mean.",
+            metavar="DIRECTORY",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,8 +58,10 @@ def remap(
             _show(result)
 
 
-def _target(directory: Path) -> TargetFacts:
-    return TargetFacts(read_config(directory), str(directory), lambda: target_fingerprint(directory).sha256)
+def _target(name: str) -> TargetFacts:
+    directory = named_target(name)
+    config = read_config(directory, "--target")
+    return TargetFacts(config, str(directory), lambda: target_fingerprint(directory).sha256)
 
 
 def _show(result: Remapped) -> None:

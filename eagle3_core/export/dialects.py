@@ -6,7 +6,8 @@ few habits that decide how a config is read: where the aux layer ids stand and w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -104,6 +105,11 @@ BLOCK = "eagle3"
 """Our own block in every config we write: the dialect, and the aux layers by their outputs."""
 
 
+_LAYER_NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+_SHOWN = 8
+"""Keys named in one line; what is wrong with one is mostly wrong with all."""
+
+
 @dataclass(frozen=True)
 class Naming:
     """A key set, understood: `canonical` maps each key as found to its canonical name."""
@@ -131,6 +137,7 @@ def understand(keys: Sequence[str], config: Mapping[str, object], where: str, to
         ExportError: names what is missing, unknown, twice there, contradictory or ambiguous.
     """
     stripped = _strip(keys, where)
+    _refuse_target(stripped, where)
     family = _family(list(stripped), where)
     spelled = _spellings(family)
     canonical = {found: spelled[plain] for plain, found in stripped.items()}
@@ -151,6 +158,16 @@ def _strip(keys: Sequence[str], where: str) -> dict[str, str]:
             )
         stripped[plain] = key
     return stripped
+
+
+def _refuse_target(keys: Iterable[str], where: str) -> None:
+    """Refuse a whole model in one line, instead of naming its every parameter."""
+    layers = {found[1] for key in keys if (found := _LAYER_NUMBER.search(key))}
+    if len(layers) > 1 and not any(key.endswith("fc.weight") for key in keys):
+        raise ExportError(
+            f"{where}: expected an EAGLE-3 drafter, found a model of {len(layers)} layers and no fc.weight; give the "
+            "drafter's directory, and a target's with --target"
+        )
 
 
 def _once(canonical: Mapping[str, str], where: str) -> None:
@@ -181,8 +198,7 @@ def _family(keys: list[str], where: str) -> Dialect:
     missing = [family.spell(name) for name in REQUIRED if family.spell(name) not in keys]
     unknown = sorted(set(keys) - set(_spellings(family)))
     if missing or unknown:
-        parts = [f"missing {', '.join(missing)}"] if missing else []
-        parts += [f"unknown {', '.join(unknown)}"] if unknown else []
+        parts = [f"{what} {_named(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
         raise ExportError(
             f"{where}: expected the keys of one EAGLE-3 drafter with {family.layer}*, found {'; '.join(parts)}; an "
             "engine drops the unknown and leaves the missing uninitialised without a word, so save it again"
@@ -243,6 +259,11 @@ def _ids(config: Mapping[str, object], numbering: Numbering) -> object:
         return config.get(IDS)
     nested = config.get("eagle_config")
     return nested.get(IDS) if isinstance(nested, dict) else None
+
+
+def _named(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - _SHOWN} more" if len(keys) > _SHOWN else ""
+    return ", ".join(keys[:_SHOWN]) + more
 
 
 def _listed(dialects: list[Dialect]) -> str:

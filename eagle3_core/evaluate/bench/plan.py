@@ -66,7 +66,7 @@ def load_prompts(paths: Sequence[Path], limit: int) -> list[BenchPrompt]:
     files = [file for path in paths for file in (sorted(path.glob("*.jsonl")) if path.is_dir() else [path])]
     found: dict[str, BenchPrompt] = {}
     for file in files:
-        for prompt in read_prompts(file):
+        for prompt in read_prompts(file, "--prompts"):
             text = json.dumps([dict(message) for message in prompt.messages], sort_keys=True)
             name = hashlib.sha256(text.encode()).hexdigest()[:16]
             found.setdefault(name, BenchPrompt(name, prompt.domain, prompt.messages))

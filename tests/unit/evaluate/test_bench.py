@@ -215,6 +215,13 @@ def test_a_wrong_address_is_one_line(tmp_path, url):
     assert not (tmp_path / "out").exists()
 
 
+def test_prompts_that_are_not_there_are_told_by_their_flag(tmp_path):
+    result = CliRunner().invoke(
+        app, ["bench", "http://127.0.0.1:9", "-p", "none.jsonl", "--out", str(tmp_path / "out")]
+    )
+    assert "expected a JSONL file, found none; set --prompts" in result.output
+
+
 def test_something_else_than_sglang_is_told_so(serve):
     with pytest.raises(InputError, match="expected a running SGLang server, found status 404"):
         measure(serve(Fake(info={"hello": "world"})))

@@ -3,9 +3,11 @@
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from eagle3_core.cli.main import app
+from eagle3_core.identity import named_target
 from tests.unit.export import tiny
 
 
@@ -40,3 +42,32 @@ def test_a_refusal_is_one_line_and_exit_code_65(tmp_path, typed):
     assert done.exit_code == 65
     assert done.stderr.startswith("error: [ExportError] in: norm_before_residual: expected none for sglang")
     assert done.stderr.count("\n") == 1
+
+
+def test_a_target_instead_of_a_drafter_is_said_in_a_few_words(tmp_path, typed):
+    done = typed(str(named_target("demo")), "out", "--to", "vllm")
+    assert done.exit_code == 65
+    assert "found a model of 8 layers and no fc.weight" in done.stderr
+    assert "--target" in done.stderr
+    assert len(done.stderr) < 300
+
+
+def test_a_file_of_strange_keys_is_said_in_one_line(tmp_path, typed):
+    strange = {f"midlayer.adapters.{number}.weight": torch.zeros(1) for number in range(100)}
+    tiny.write(tmp_path / "in", "sglang", {**tiny.tensors("sglang"), **strange})
+    done = typed("in", "out", "--to", "vllm")
+    assert "midlayer.adapters.0.weight" in done.stderr
+    assert "and 92 more" in done.stderr
+    assert len(done.stderr) < 700
+
+
+def test_the_targets_that_a_recipe_can_name_can_be_named_here(tmp_path, typed):
+    tiny.write(tmp_path / "in", "vllm")
+    done = typed("in", "out", "--to", "sglang", "--target", "demo")
+    assert "expected a drafter for the hidden size" in done.stderr
+
+
+def test_a_target_that_is_not_there_is_told_by_its_flag(tmp_path, typed):
+    tiny.write(tmp_path / "in", "vllm")
+    done = typed("in", "out", "--to", "sglang", "--target", "nowhere")
+    assert done.stderr.endswith("found none; set --target\n")

@@ -10,7 +10,10 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
 from eagle3_core.errors import ExportError
+from eagle3_core.export.dialects import DIALECTS
 from eagle3_core.export.directory import materialise
+from eagle3_core.export.plan import TargetFacts
+from eagle3_core.export.remap import remap
 from eagle3_core.identity import target_fingerprint
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.pipeline import STAGES
@@ -74,6 +77,20 @@ def test_weights_are_written_in_the_precision_they_are_served_in(tmp_path, targe
     directory = materialise(load(context.store, export.run(context)), tmp_path / "drafter")
     assert load_file(directory / "model.safetensors")["midlayer.mlp.up_proj.weight"].dtype == torch.bfloat16
     assert json.loads((directory / "config.json").read_text())["torch_dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("to", sorted(set(DIALECTS) - {"sglang"}))
+def test_what_was_exported_becomes_every_dialect_without_being_told_the_target(to, tmp_path, target):
+    context = context_of(tmp_path, target)
+    directory = materialise(load(context.store, export.run(context)), tmp_path / "drafter")
+    block = json.loads((directory / "config.json").read_text())["eagle3"]
+    assert block == {"dialect": "sglang", "aux_layers": [1, 3, 4], "target_class": "LlamaForCausalLM",
+                     "target_layers": 8, "target_sha256": target_fingerprint(target).sha256}  # fmt: skip
+    there = remap(directory, tmp_path / "there", to).out
+    # A checkpoint of our own does not hold the number of the target's layers.
+    known = TargetFacts(TARGET, "the target", lambda: block["target_sha256"]) if to == "own" else None
+    back = remap(there, tmp_path / "back", "sglang", target=known).out
+    assert (back / "model.safetensors").read_bytes() == (directory / "model.safetensors").read_bytes()
 
 
 def test_a_drafter_of_another_target_is_refused(tmp_path, target):
