@@ -20,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from eagle3_core.errors import ParityError, TargetError
+from eagle3_core.evaluate.rotations import rotations
 
 RENAMED = (("midlayer", "layers.0"),)
 STACKED = ((".qkv_proj", ".q_proj"), (".qkv_proj", ".k_proj"), (".qkv_proj", ".v_proj"),
@@ -176,7 +177,7 @@ class Reference:
         embedded = _rms(self.embedding[tokens], self.weights[f"{LAYER}input_layernorm.weight"], self._eps)
         normed = _rms(carried, self.weights[f"{LAYER}hidden_norm.weight"], self._eps)
         states = torch.cat([embedded, normed], dim=-1)
-        cos, sin = _rope(self.config, torch.arange(step, step + tokens.numel()), width)
+        cos, sin = rotations(self.config, torch.arange(step, step + tokens.numel()), width)
         queries = _rotate(self._heads("q", states, width), cos, sin)
         groups = queries.shape[0] // int(self.config["num_key_value_heads"])
         keys.append(_rotate(self._heads("k", states, width), cos, sin).repeat_interleave(groups, dim=0))
@@ -212,31 +213,6 @@ def _rms(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor
 def _rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
     first, second = states.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
-
-
-def _rope(config: Mapping[str, Any], positions: torch.Tensor, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return cos and sin [S, d/2] as SGLang reads them: `rope_parameters` where present, else the old spelling."""
-    rope = config.get("rope_parameters") or {**(config.get("rope_scaling") or {})}
-    theta = float(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
-    frequencies = theta ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "linear":
-        frequencies = frequencies / float(rope["factor"])
-    elif kind == "llama3":
-        frequencies = _llama3(frequencies, rope)
-    elif kind != "default":
-        raise ParityError(f"rope type {kind!r}: the reference knows default, linear and llama3")
-    angles = positions[:, None].float() * frequencies
-    return angles.cos(), angles.sin()
-
-
-def _llama3(frequencies: torch.Tensor, rope: Mapping[str, Any]) -> torch.Tensor:
-    """Return frequencies slowed down below a wavelength bound, blended between two bounds."""
-    old = float(rope["original_max_position_embeddings"])
-    low, high, factor = (float(rope[name]) for name in ("low_freq_factor", "high_freq_factor", "factor"))
-    wavelengths = 2 * math.pi / frequencies
-    blend = ((old / wavelengths - low) / (high - low)).clamp(0, 1)
-    return frequencies * (blend + (1 - blend) / factor)
 
 
 def _check_config(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], where: str) -> None:

@@ -137,7 +137,7 @@ def understand(keys: Sequence[str], config: Mapping[str, object], where: str, to
         ExportError: names what is missing, unknown, twice there, contradictory or ambiguous.
     """
     stripped = _strip(keys, where)
-    _refuse_target(stripped, where)
+    _refuse_others(stripped, where)
     family = _family(list(stripped), where)
     spelled = _spellings(family)
     canonical = {found: spelled[plain] for plain, found in stripped.items()}
@@ -160,13 +160,19 @@ def _strip(keys: Sequence[str], where: str) -> dict[str, str]:
     return stripped
 
 
-def _refuse_target(keys: Iterable[str], where: str) -> None:
-    """Refuse a whole model in one line, instead of naming its every parameter."""
+def _refuse_others(keys: Iterable[str], where: str) -> None:
+    """Refuse in one line what is no drafter of ours as a whole, instead of naming its every parameter."""
     layers = {found[1] for key in keys if (found := _LAYER_NUMBER.search(key))}
     if len(layers) > 1 and not any(key.endswith("fc.weight") for key in keys):
         raise ExportError(
             f"{where}: expected an EAGLE-3 drafter, found a model of {len(layers)} layers and no fc.weight; give the "
             "drafter's directory, and a target's with --target"
+        )
+    if mla := [key for key in keys if ".kv_a_proj" in key]:
+        raise ExportError(
+            f"{where}: expected q_proj, k_proj and v_proj as in Llama, found {mla[0]}, so an MLA drafter: SGLang "
+            "serves that file by its class Eagle3DeepseekV2ForCausalLM, and nothing is known here to rewrite it; serve "
+            "it as it is, or train a Llama-style drafter for the same target"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +13,8 @@ def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Return the settings in the newer spelling; without `rope_theta` where none has it.
 
     Raises:
-        ExportError: both spellings are there and differ, so that two engines would serve two drafters.
+        ExportError: two spellings are there and differ, so that two engines would serve two drafters, or heads are
+            rotated in part, which engines read from different places.
     """
     newer, older = _plain(config.get("rope_parameters")), _plain(config.get("rope_scaling"))
     spellings = [("rope_parameters", newer), ("rope_scaling", older)]
@@ -27,6 +29,19 @@ def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
                     f"{spelling}, {value!r}; engines read either, so correct the wrong one"
                 )
     found.setdefault("rope_type", "default")
+    part = found.pop("partial_rotary_factor", config.get("partial_rotary_factor"))
+    if part not in (None, 1):
+        raise ExportError(
+            f"{where}: partial_rotary_factor: expected 1, found {part}: transformers and SGLang read it from different "
+            "places, so no drafter is written with it; train with whole heads"
+        )
+    if "attention_factor" in found:
+        told, meant = found.pop("attn_factor", None), _attn_factor(found)
+        if told is not None and not math.isclose(told, meant, rel_tol=1e-6):
+            raise ExportError(
+                f"{where}: attn_factor: expected {meant:g}, as attention_factor means it, found {told:g}; SGLang reads "
+                "the one, transformers the other: correct the wrong one"
+            )
     if "mrope_section" in found:
         # Text positions are equal in all sections, which is plain RoPE.
         found = {"rope_type": "default", **{name: found[name] for name in found if name == "rope_theta"}}
@@ -34,9 +49,18 @@ def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def write_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings in both spellings."""
+    """Return the settings in both spellings, and the factor of YaRN's attention in the words of both libraries."""
+    rope = {**rope, "attn_factor": _attn_factor(rope)} if "attention_factor" in rope else dict(rope)
     scaled = dict(rope) if rope.get("rope_type", "default") != "default" else None
     return {"rope_theta": rope["rope_theta"], "rope_scaling": scaled, "rope_parameters": dict(rope)}
+
+
+def _attn_factor(rope: Mapping[str, Any]) -> float:
+    """Return what SGLang must multiply its own factor by, to get transformers' `attention_factor`."""
+    grown = 0.1 * math.log(max(1.0, float(rope.get("factor") or 1.0)))
+    whole, dims = rope.get("mscale"), rope.get("mscale_all_dim")
+    own = 1 + grown if None in (whole, dims) else (1 + grown * float(whole)) / (1 + grown * float(dims))
+    return float(rope["attention_factor"]) / own
 
 
 def _plain(value: object) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from eagle3_core.errors import ConfigError, TargetError
 CONFIG_FILE = "drafter_config.json"
 
 KNOWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+MLA_HEAD_DIM = 128
+"""Width every attention kernel of the engines has; drafters of MLA targets (DeepSeek, Kimi) attend as Llama does."""
 SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier")
 """Target settings that put something between the last hidden state and the logits, or behind the embedding."""
 
@@ -64,9 +66,7 @@ class DrafterArchitecture(Section):
             values = {
                 "hidden_size": text["hidden_size"],
                 "intermediate_size": wanted.intermediate_size or text["intermediate_size"],
-                "num_heads": wanted.num_heads or text["num_attention_heads"],
-                "num_kv_heads": wanted.num_kv_heads or _kv_heads(text, wanted),
-                "head_dim": text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
+                **_heads(text, wanted),
                 "rms_norm_eps": text.get("rms_norm_eps", 1e-6),
                 "rope_parameters": _rope(text),
                 "max_position_embeddings": text["max_position_embeddings"],
@@ -120,6 +120,19 @@ def refuse_scaled_logits(target: Mapping[str, Any]) -> None:
         )
 
 
+def _heads(text: Mapping[str, Any], wanted: DrafterConfig) -> dict[str, int]:
+    """Return the attention's sizes: the target's, but for an MLA target, whose heads have no one width."""
+    if text.get("kv_lora_rank"):
+        width = wanted.head_dim or min(MLA_HEAD_DIM, text["hidden_size"])
+        heads = wanted.num_heads or max(1, text["hidden_size"] // width)
+        return {"num_heads": heads, "num_kv_heads": wanted.num_kv_heads or heads, "head_dim": width}
+    return {
+        "num_heads": wanted.num_heads or text["num_attention_heads"],
+        "num_kv_heads": wanted.num_kv_heads or _kv_heads(text, wanted),
+        "head_dim": wanted.head_dim or text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"],
+    }
+
+
 def _kv_heads(text: Mapping[str, Any], wanted: DrafterConfig) -> int:
     heads, kv_heads = text["num_attention_heads"], text.get("num_key_value_heads") or text["num_attention_heads"]
     if wanted.num_heads is None or wanted.num_heads % kv_heads == 0:
@@ -136,6 +149,8 @@ def _rope(text: Mapping[str, Any]) -> dict[str, Any]:
     kind = found.pop("type", None)
     found.setdefault("rope_type", kind or "default")
     found.setdefault("rope_theta", text.get("rope_theta", 10000.0))
+    # The drafter rotates whole heads: SGLang's class and transformers look for the part in different places.
+    found.pop("partial_rotary_factor", None)
     if "mrope_section" in found:
         # Text positions are equal in all sections, which is plain RoPE.
         return {"rope_type": "default", "rope_theta": found["rope_theta"]}

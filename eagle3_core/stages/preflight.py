@@ -17,10 +17,12 @@ from eagle3_core.data.plan import capture_decides, capture_identity
 from eagle3_core.data.reuse import captured_shards
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan, validate
+from eagle3_core.engine.layers import engine_layer_ids
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import Eagle3Error, PreflightError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
-from eagle3_core.identity import read_target, resolve_target, target_fingerprint
+from eagle3_core.identity import read_config, read_target, resolve_target, target_fingerprint
+from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.storage import ObjectStore
 
 
@@ -33,6 +35,7 @@ def run(context: StageContext) -> Ref:
     config, store = context.run, context.store
     check_inputs(config, store)
     checks: dict[str, Callable[[], Any]] = {
+        "drafter": lambda: _drafter(config),
         "space": lambda: _space(config, store),
         "template": lambda: _template(config),
         "engine": lambda: require_known_good(),
@@ -54,6 +57,19 @@ def run(context: StageContext) -> Ref:
     (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
     context.progress.update(len(checks), len(checks), "checks")
     return context.commit(staged, ref_facts={"checks": len(checks)})
+
+
+def _drafter(config: RunConfig) -> dict[str, Any]:
+    """Derive the drafter's sizes and layer ids: what training or export would refuse of a target is refused here."""
+    directory = resolve_target(config)
+    shape = read_target(directory)
+    layers = aux_layers(config.target, shape)
+    sizes = DrafterArchitecture.for_target(
+        read_config(directory), config.drafter, aux_layers=layers,
+        draft_vocab_size=config.drafter.vocab_size(shape.vocab_size), target_sha256="",
+    )  # fmt: skip
+    ids = engine_layer_ids(layers, shape.model_class, shape.num_layers)
+    return {"aux_layers": layers, "layer_ids": ids, "heads": sizes.num_heads, "head_dim": sizes.head_dim}
 
 
 def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:

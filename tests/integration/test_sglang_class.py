@@ -19,9 +19,20 @@ LEFT = "blocks"
 READ_BY_SGLANG = ("sglang", "sglang-new", "specforge", "eagle", "modelopt", "automodel")
 
 
+def probe(directories):
+    """Return what SGLang's class did with each drafter, all in one process."""
+    path = os.pathsep.join([str(CPU_SITE), str(Path.cwd())])
+    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "SGLANG_USE_CPU_ENGINE": "1",
+                   "TORCHDYNAMO_DISABLE": "1"}  # fmt: skip
+    done = subprocess.run([sys.executable, SCRIPT, *directories], env=environment, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory):
-    """Return what SGLang's class did with drafters of several dialects, all in one process."""
+    """Return what SGLang's class did with drafters of several dialects."""
     root = tmp_path_factory.mktemp("sglang")
     made = {}
     for name in SOURCES:
@@ -33,13 +44,7 @@ def loaded(tmp_path_factory):
         key.replace("midlayer.", "blocks.0."): value
         for key, value in tiny.tensors("sglang", dtype=torch.float32).items()
     })  # fmt: skip
-    path = os.pathsep.join([str(CPU_SITE), str(Path.cwd())])
-    environment = {**os.environ, "PYTHONPATH": path, "CUDA_VISIBLE_DEVICES": "", "SGLANG_USE_CPU_ENGINE": "1",
-                   "TORCHDYNAMO_DISABLE": "1"}  # fmt: skip
-    done = subprocess.run([sys.executable, SCRIPT, *made.values()], env=environment, capture_output=True, text=True,
-                          check=False)  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    return dict(zip(made, json.loads(done.stdout.splitlines()[-1]), strict=True))
+    return dict(zip(made, probe(made.values()), strict=True))
 
 
 @pytest.mark.parametrize("name", [(name, "sglang") for name in SOURCES] + [("own", to) for to in READ_BY_SGLANG])

@@ -1,5 +1,7 @@
 """What stands in the config of each engine: RoPE in both spellings, layer ids by class, positions, the head."""
 
+import math
+
 import pytest
 
 from eagle3_core.errors import EngineArgsError, ExportError
@@ -41,6 +43,23 @@ def test_rope_is_read_in_every_spelling(rope, spelling):
 def test_multimodal_sections_are_plain_rope_for_text():
     rope = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}, "rope_theta": 1e6}
     assert read_rope(rope, "here") == {"rope_type": "default", "rope_theta": 1e6}
+
+
+def test_a_told_attention_factor_is_written_in_sglangs_word_too_and_read_back_as_it_was():
+    told = {**YARN, "attention_factor": 1.5}
+    written = write_rope(told)
+    assert written["rope_parameters"]["attn_factor"] == pytest.approx(1.5 / (1 + 0.1 * math.log(4)))
+    assert read_rope(written, "here") == told
+    with pytest.raises(ExportError, match=r"attn_factor: expected 1\.317.*found 1; SGLang reads the one"):
+        read_rope({"rope_parameters": {**told, "attn_factor": 1.0}}, "here")
+
+
+@pytest.mark.parametrize("place", [{"partial_rotary_factor": 0.5},
+                                   {"rope_parameters": {**DEFAULT, "partial_rotary_factor": 0.5}}])  # fmt: skip
+def test_heads_that_are_rotated_in_part_are_refused(place):
+    with pytest.raises(ExportError, match=r"partial_rotary_factor: expected 1, found 0\.5"):
+        read_rope({"rope_parameters": DEFAULT, **place}, "here")
+    assert read_rope({"rope_parameters": DEFAULT, "partial_rotary_factor": 1.0}, "here") == DEFAULT
 
 
 @pytest.mark.parametrize("rope", [LLAMA3, YARN, DEFAULT], ids=lambda rope: rope["rope_type"])

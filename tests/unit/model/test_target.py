@@ -62,6 +62,24 @@ def test_mrope_for_text_is_plain_rope():
     assert sizes.rope_parameters == {"rope_type": "default", "rope_theta": 5e5}
 
 
+def test_the_drafter_of_an_mla_target_has_whole_heads_of_the_usual_width():
+    mla = {**CONFIG, "hidden_size": 7168, "num_attention_heads": 64, "num_key_value_heads": 64, "kv_lora_rank": 512,
+           "head_dim": 64}  # fmt: skip
+    sizes = derive(mla)
+    assert (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim) == (56, 56, 128)
+    sizes = derive(mla, num_heads=64, num_kv_heads=8)
+    assert (sizes.num_heads, sizes.num_kv_heads, sizes.head_dim) == (64, 8, 128)
+
+
+def test_heads_can_be_wider_than_the_targets():
+    assert derive(head_dim=6).head_dim == 6
+
+
+def test_the_drafter_of_a_target_that_rotates_half_of_each_head_rotates_all_of_it():
+    rope = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
+    assert derive({**CONFIG, "rope_parameters": rope}).rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+
+
 def test_weights_are_found_under_prefixes_and_tied_heads_are_the_embedding(tmp_path):
     embedding, norm = torch.randn(10, 8), torch.randn(8)
     tensors = {"model.language_model.embed_tokens.weight": embedding, "model.language_model.norm.weight": norm,

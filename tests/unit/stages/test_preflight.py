@@ -1,0 +1,44 @@
+"""Targets that training or export would refuse are refused by the preflight, before hours of capture."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from eagle3_core.config import RunConfig
+from eagle3_core.errors import ConfigError, EngineArgsError, TargetError
+from eagle3_core.stages.preflight import _drafter
+
+TARGET = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24,
+    "num_hidden_layers": 8, "num_attention_heads": 2, "num_key_value_heads": 2, "vocab_size": 40, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+}  # fmt: skip
+
+
+def checked(directory, drafter=None, **changes):
+    (directory / "config.json").write_text(json.dumps({**TARGET, **changes}))
+    (directory / "tokenizer.json").write_text("{}")
+    save_file({"model.embed_tokens.weight": torch.zeros(40, 16)}, directory / "model.safetensors")
+    values = {"target": {"model": str(directory)}, "data": {"prompts": "demo"}, "drafter": drafter or {}}
+    return _drafter(RunConfig.parse(values, "test"))
+
+
+def test_a_target_that_can_be_drafted_for_is_told_with_its_layer_ids(tmp_path):
+    assert checked(tmp_path)["layer_ids"] == (1, 3, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"model_type": "gemma3_text"}, TargetError, "embedding and norms are scaled"),
+        ({"logits_scaling": 8.0}, TargetError, "logits_scaling"),
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ConfigError, "rope type 'longrope'"),
+        ({"architectures": ["UnheardOfForCausalLM"]}, EngineArgsError, "no layer-id rule is known"),
+        ({"drafter": {"num_heads": 3}}, ConfigError, "cannot share"),
+    ],
+)
+def test_a_target_that_cannot_is_refused_before_capture(changes, error, message, tmp_path):
+    with pytest.raises(error, match=message):
+        checked(tmp_path, **changes)
