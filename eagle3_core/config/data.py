@@ -33,6 +33,9 @@ class CaptureConfig(Section):
 
     shard_tokens: int = Field(65536, ge=256, le=10**8, description="Upper bound of tokens in one shard.")
     max_tasks: int = Field(1024, ge=1, le=1024, description="Upper bound of mapped capture tasks; shards grow instead.")
+    prefill_tokens: int = Field(
+        8192, ge=64, le=10**6, description="Tokens of samples that share a prefill of the target, always the same ones."
+    )
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Precision of stored states.")
     reserve_bytes: int = Field(
         1 << 30, ge=0, description="Free space the root must keep, in bytes.", json_schema_extra=NOT_IDENTITY

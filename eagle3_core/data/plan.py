@@ -8,18 +8,18 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.config import DataConfig, RunConfig, TargetConfig
+from eagle3_core.artifacts import Kind
+from eagle3_core.config import RunConfig
 from eagle3_core.config.base import Section, canonical_sha256
 from eagle3_core.data.corpus import Answer
 from eagle3_core.errors import CorruptArtifactError, UnknownSchemaError
 from eagle3_core.identity import TargetIdentity
-from eagle3_core.pipeline import STAGES, output_key, shard_key
+from eagle3_core.pipeline import STAGES
 from eagle3_core.storage import Artifact
 
 PLAN = "plan.json"
 SAMPLES = "samples.jsonl"
-SCHEMAS = ("eagle3/shard-plan/1", "eagle3/shard-plan/2")
+SCHEMA = "eagle3/shard-plan/3"
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 
@@ -31,7 +31,7 @@ class PlannedShard(Section):
     digest: str = Field(description="Of the samples' token ids and all that decides their states.")
     sample_ids: tuple[str, ...] = Field(min_length=1)
     tokens: int = Field(ge=1)
-    key: str = Field("", description="Where it belongs: `shard_place`; version 1 names it by plan and index instead.")
+    key: str = Field(description="Where it belongs: `shard_place`.")
 
 
 class PlannedSample(Section):
@@ -48,38 +48,33 @@ class PlannedSample(Section):
 class ShardPlan(Section):
     """plan.json. `aux_layers` are layers whose OUTPUT is stored, counted from 0 (never an engine's own numbers)."""
 
-    schema_version: Literal["eagle3/shard-plan/1", "eagle3/shard-plan/2"] = "eagle3/shard-plan/2"
+    schema_version: Literal["eagle3/shard-plan/3"] = "eagle3/shard-plan/3"
     aux_layers: tuple[int, ...] = Field(min_length=1)
     dtype: StoredDtype
     target_dtype: StoredDtype
     hidden_size: int = Field(ge=1)
     max_sample_tokens: int = Field(ge=2)
+    prefill_tokens: int = Field(ge=1, description="Decides which samples share a prefill, and so their last bits.")
     target: dict[str, Any] = Field(description="TargetIdentity.")
     engine: dict[str, Any] = Field(description="Fingerprint of engine and capture plugin, and the device.")
     shards: tuple[PlannedShard, ...] = Field(min_length=1)
 
 
 def read_plan(artifact: Artifact) -> ShardPlan:
-    """Return the plan, verified against its manifest; every shard of it has a key, whatever the plan's version.
+    """Return the plan, verified against its manifest.
 
     Raises:
         UnknownSchemaError: another version of the program wrote it.
     """
     artifact.ref.expect(Kind.SHARD_PLAN)
     values = artifact.json(PLAN)
-    where, version = f"{artifact.store.root}/{artifact.ref.key}/{PLAN}", values.get("schema_version", SCHEMAS[0])
-    if version not in SCHEMAS:
-        raise UnknownSchemaError(
-            f"{where}: expected {' or '.join(SCHEMAS)}, found {version!r}; upgrade eagle3-pipeline"
-        )
+    where, version = f"{artifact.store.root}/{artifact.ref.key}/{PLAN}", values.get("schema_version")
+    if version != SCHEMA:
+        raise UnknownSchemaError(f"{where}: expected {SCHEMA}, found {version!r}; run plan_capture again")
     try:
-        plan = ShardPlan.model_validate(values)
+        return ShardPlan.model_validate(values)
     except ValidationError as error:
         raise CorruptArtifactError(f"{where}: {error.error_count()} invalid fields; run plan_capture again") from None
-    if version == SCHEMAS[0]:
-        named = [shard.model_copy(update={"key": _first_key(artifact.ref, shard.index)}) for shard in plan.shards]
-        return plan.model_copy(update={"schema_version": version, "shards": tuple(named)})
-    return plan
 
 
 def read_samples(artifact: Artifact) -> list[PlannedSample]:
@@ -101,6 +96,7 @@ def capture_decides(
         "aux_layers": list(layers),
         "dtype": run.capture.dtype,
         "target_dtype": run.target.dtype,
+        "prefill_tokens": run.capture.prefill_tokens,
         "hidden_size": target.hidden_size,
         "target": target.model_dump(mode="json"),
         "engine": dict(engine),
@@ -128,16 +124,6 @@ def shards_under(identity: str) -> str:
     return f"{STAGES['capture'].name}/{identity[:24]}"
 
 
-def shard_inputs(plan: ShardPlan, ref: Ref) -> dict[str, Ref]:
-    """Return the inputs in the manifests of a plan's shards: none, since a shard is no one plan's own."""
-    return {"shard_plan": ref} if plan.schema_version == SCHEMAS[0] else {}
-
-
-def _first_key(plan: Ref, index: int) -> str:
-    assert STAGES["capture"].sections == ()
-    return shard_key(output_key(STAGES["capture"], _NO_CONFIG, {"shard_plan": plan}), index)
-
-
 def cut(lengths: Sequence[int], shard_tokens: int, max_shards: int) -> list[range]:
     """Cut consecutive samples into shards of at most `shard_tokens`, or more where there would be too many shards.
 
@@ -159,7 +145,3 @@ def _cut(lengths: Sequence[int], bound: int) -> list[range]:
             start, tokens = position, 0
         tokens += length
     return [*shards, range(start, len(lengths))] if lengths else []
-
-
-# `output_key` wants a run, of which the capture stage uses no section.
-_NO_CONFIG = RunConfig(target=TargetConfig(model="none"), data=DataConfig(prompts="none"))

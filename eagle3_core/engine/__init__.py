@@ -16,7 +16,7 @@ Plans (pure; `serving` is `config.ServingConfig`, `shape` is `config.evaluation.
 
     plan = LaunchPlan.serve(target, dtype, serving)                              # no speculation
     plan = LaunchPlan.speculate(target, dtype, serving, drafter, shape)          # EAGLE3
-    plan = LaunchPlan.capture(target, dtype, serving, aux_layers, max_sample_tokens)   # outputs_of ids, from 0
+    plan = LaunchPlan.capture(target, dtype, serving, aux_layers, max_sample_tokens, prefill_tokens)   # ids from 0
     plan.argv(port)     # tuple[str, ...]: printable, testable
     plan.device         # "cpu" | "cuda"
     validate(plan)      # seconds, in a subprocess, against the installed SGLang -> dict of resolved fields
@@ -47,12 +47,14 @@ Client (`input_ids` in, `output_ids` out: the server's own token ids, nothing is
     client.server_info() -> dict
     client.flush_cache()              # forget cached prefixes, so that two measurements start alike
 
-    for sample in client.capture(samples, concurrency=16):  # samples: Sequence[Sequence[int]] of whole token ids
+    for sample in client.capture(samples):  # samples: Sequence[Sequence[int]] of whole token ids
         sample.index                  # which sample; in order
         sample.input_ids              # torch int64 [T], read back from the engine and equal to what was sent
         sample.aux_hidden_states      # torch [T, A * D], low layer first, in the target's dtype
         sample.last_hidden_state      # torch [T, D], POST-norm
         raises CaptureMismatchError when ids or row counts differ
+
+    Samples share a prefill by their lengths alone (`prefills.py`): the same samples give the same bits.
 
     TransformersCapture(target, dtype, aux_layers, device="cpu").capture(samples)   # the same iterator, by transformers
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 
 from eagle3_core.engine import spool as spooled
+from eagle3_core.engine.prefills import prefills
 from eagle3_core.engine.spool import CapturedSample
 from eagle3_core.errors import CaptureMismatchError, EngineArgsError, EngineError, EngineUnreachableError
 
@@ -20,6 +21,8 @@ T = TypeVar("T")
 
 _RETRIES = 3
 _DEATH_NOTICE_S = 3.0
+_AHEAD = 4
+"""Prefills sent and not yet taken by whoever captures."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,15 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class CaptureSettings:
+    """What a capture server runs with: where its states go, and what decides which samples share a prefill."""
+
+    spool: Path
+    prefill_tokens: int
+    page_size: int
+
+
+@dataclass(frozen=True)
 class ServerCounters:
     """What the server has counted since its start; None where it counted nothing."""
 
@@ -78,14 +90,13 @@ class EngineClient:
         self,
         url: str,
         *,
-        spool: Path | None = None,
+        capture: CaptureSettings | None = None,
         speculating: bool = False,
-        max_running_requests: int = 16,
         cause_of_death: Callable[[], EngineError | None] = lambda: None,
         timeout_s: float = 3600.0,
     ) -> None:
         """Connect to `url`; `cause_of_death` tells a dead server from a slow one."""
-        self._spool, self._speculating, self._running = spool, speculating, max_running_requests
+        self._capture, self._speculating = capture, speculating
         self._cause_of_death = cause_of_death
         limits = httpx.Limits(max_connections=1024, max_keepalive_connections=64)
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=10.0), limits=limits)
@@ -149,39 +160,54 @@ class EngineClient:
         )
 
     # ------------------------------------------------------------------------------------------------------ capturing
-    def capture(self, samples: Sequence[Sequence[int]], *, concurrency: int | None = None) -> Iterator[CapturedSample]:
-        """Yield the hidden states of each sample, in order; at most `concurrency` wait in memory.
+    def capture(self, samples: Sequence[Sequence[int]]) -> Iterator[CapturedSample]:
+        """Yield the hidden states of each sample, in order.
+
+        Samples go to the engine in prefills that depend on their lengths alone (`engine/prefills.py`). One is sent when
+        the engine has begun the one before it: they cannot mix, and the engine does not wait.
 
         Raises:
             CaptureMismatchError: states are missing or belong to other tokens.
             EngineDiedError: the server died.
         """
-        if self._spool is None:
+        if self._capture is None:
             raise EngineArgsError("this server was not started by LaunchPlan.capture, it records no hidden states")
-        spool = self._spool
-        limit = concurrency or self._running
-        waiting: dict[int, CapturedSample] = {}
-        following = 0
-        for sample in self._each(len(samples), limit, lambda index: self._capture(spool, index, samples[index])):
-            waiting[sample.index] = sample
-            while following in waiting:
-                yield waiting.pop(following)
-                following += 1
+        how = self._capture
+        groups = prefills([len(sample) for sample in samples], how.prefill_tokens, how.page_size)
+        members = [spooled.new_group([len(samples[index]) for index in group]) for group in groups]
+        replies: list[Future[None]] = []
 
-    def _capture(self, spool: Path, index: int, input_ids: Sequence[int]) -> CapturedSample:
-        rid = spooled.new_rid(len(input_ids))
+        def send(number: int) -> None:
+            if number:
+                spooled.wait_admitted(how.spool, members[number - 1][0].group, replies[number - 1].done)
+            group = groups[number]
+            self._prefill(members[number], samples[group.start : group.stop], group.start)
+
+        with ThreadPoolExecutor(_AHEAD, thread_name_prefix="engine-capture") as pool:
+            try:
+                for number, group in enumerate(groups):
+                    while len(replies) < min(number + _AHEAD, len(groups)):
+                        replies.append(pool.submit(send, len(replies)))
+                    replies[number].result()
+                    asked = samples[group.start : group.stop]
+                    yield from spooled.take(
+                        how.spool, members[number][0].group, asked, group.start, self._raise_if_died
+                    )
+            finally:
+                for reply in replies:
+                    reply.cancel()
+
+    def _prefill(self, members: Sequence[spooled.Member], samples: Sequence[Sequence[int]], first: int) -> None:
         request = {
-            "input_ids": list(input_ids),
-            "rid": rid,
+            "input_ids": [list(sample) for sample in samples],
+            "rid": [member.rid for member in members],
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
         }
-        reply = self._post("/generate", request, f"sample {index} ({len(input_ids)} tokens)")
-        cached = int(reply["meta_info"].get("cached_tokens", 0))
-        if cached:
-            raise CaptureMismatchError(
-                f"sample {index}: expected no cached tokens, found {cached}; is the radix cache on?"
-            )
-        return spooled.take(spool, rid, index, input_ids, width=None)
+        what = f"samples {first} to {first + len(samples) - 1} ({sum(map(len, samples))} tokens)"
+        for reply in self._post("/generate", request, what):
+            cached = int(reply["meta_info"].get("cached_tokens", 0))
+            if cached:
+                raise CaptureMismatchError(f"{what}: expected no cached tokens, found {cached}; is the radix cache on?")
 
     # ---------------------------------------------------------------------------------------------------------- state
     def server_info(self) -> dict[str, Any]:
@@ -219,9 +245,8 @@ class EngineClient:
                 for future in pending:
                     future.cancel()
 
-    def _post(self, path: str, body: dict[str, Any], what: str) -> dict[str, Any]:
-        reply: dict[str, Any] = self._send(lambda: self._http.post(path, json=body), what).json()
-        return reply
+    def _post(self, path: str, body: dict[str, Any], what: str) -> Any:
+        return self._send(lambda: self._http.post(path, json=body), what).json()
 
     def _get(self, path: str) -> dict[str, Any]:
         reply: dict[str, Any] = self._send(lambda: self._http.get(path), path).json()
@@ -248,13 +273,16 @@ class EngineClient:
             raise EngineError(f"{what}: expected status 200, found {reply.status_code}: {message}")
         raise AssertionError("unreachable")
 
+    def _raise_if_died(self) -> None:
+        death = self._cause_of_death()
+        if death is not None:
+            raise death
+
     def _raise_if_dead(self) -> None:
         """Give a dying process a moment to be seen dead, then say so."""
         deadline = time.monotonic() + _DEATH_NOTICE_S
         while time.monotonic() < deadline:
-            death = self._cause_of_death()
-            if death is not None:
-                raise death
+            self._raise_if_died()
             with suppress(httpx.HTTPError):
                 if self._http.get("/model_info", timeout=1.0).status_code == 200:
                     return

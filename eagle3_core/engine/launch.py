@@ -21,6 +21,7 @@ from eagle3_core.engine import plugin
 from eagle3_core.engine.flags import override
 from eagle3_core.engine.layers import check_outputs_of
 from eagle3_core.engine.platform import Device, resolve_device
+from eagle3_core.engine.prefills import most_samples
 from eagle3_core.errors import EngineArgsError
 
 Mode = Literal["serve", "speculate", "capture"]
@@ -71,6 +72,7 @@ class LaunchPlan:
     shape: DraftShape | None = None
     aux_layers: tuple[int, ...] = ()
     max_sample_tokens: int | None = None
+    prefill_tokens: int = 0
     model: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -97,21 +99,36 @@ class LaunchPlan:
 
     @classmethod
     def capture(
-        cls, target: Path, dtype: str, serving: ServingConfig, aux_layers: Sequence[int], max_sample_tokens: int
+        cls,
+        target: Path,
+        dtype: str,
+        serving: ServingConfig,
+        aux_layers: Sequence[int],
+        max_sample_tokens: int,
+        prefill_tokens: int,
     ) -> LaunchPlan:
-        """Plan a server whose prefills are captured; `aux_layers` are the layers whose OUTPUT is taken, from 0."""
+        """Plan a server whose prefills are captured.
+
+        `aux_layers` are the layers whose OUTPUT is taken, from 0. Samples share prefills of `prefill_tokens` (see
+        `engine/prefills.py`); a longer sample comes in chunks of as many.
+        """
         model = read_model_config(target)
         layers = check_outputs_of(aux_layers, int(model["num_hidden_layers"]))
+        if serving.max_total_tokens is not None and serving.max_total_tokens < 2 * prefill_tokens:
+            raise EngineArgsError(
+                f"serving.max_total_tokens: expected at least {2 * prefill_tokens}, twice capture.prefill_tokens, "
+                f"found {serving.max_total_tokens}; raise it, or lower capture.prefill_tokens"
+            )
         return cls(
             "capture", target, dtype, _device(serving, dtype), serving, aux_layers=layers,
-            max_sample_tokens=max_sample_tokens, model=model,
+            max_sample_tokens=max_sample_tokens, prefill_tokens=prefill_tokens, model=model,
         )  # fmt: skip
 
     def argv(self, port: int = 30000) -> tuple[str, ...]:
         """Return the arguments after `python -m sglang.launch_server`; the user's `engine_args` come last and win."""
         arguments = [
             "--model-path", str(self.target), "--host", "127.0.0.1", "--port", str(port), "--device", self.device,
-            "--dtype", self.dtype, "--max-running-requests", str(self.serving.max_running_requests),
+            "--dtype", self.dtype, "--max-running-requests", str(self._max_running_requests),
             "--random-seed", "0", "--skip-server-warmup", "--log-level-http", "warning",
         ]  # fmt: skip
         if self.serving.tensor_parallel > 1:
@@ -121,6 +138,8 @@ class LaunchPlan:
             arguments += ["--max-total-tokens", str(total)]
         if self.mode == "capture":
             arguments += [*_CAPTURE_ARGS[self.device], "--context-length", str(self.context_length)]
+            tokens = str(self.prefill_tokens)
+            arguments += ["--chunked-prefill-size", tokens, "--max-prefill-tokens", tokens]
         else:
             requests = self.serving.max_running_requests
             arguments += [part.format(max_running_requests=requests) for part in _GENERATE_ARGS[self.device]]
@@ -134,7 +153,11 @@ class LaunchPlan:
         """KV cache size in tokens, None where SGLang decides by the GPU's memory."""
         if self.serving.max_total_tokens is not None or self.device == "cuda":
             return self.serving.max_total_tokens
-        return max(_CPU_TOTAL_TOKENS, 2 * self.context_length)
+        return max(_CPU_TOTAL_TOKENS, 2 * self.context_length, 2 * self.prefill_tokens)
+
+    @property
+    def _max_running_requests(self) -> int:
+        return most_samples(self.prefill_tokens) if self.mode == "capture" else self.serving.max_running_requests
 
     @property
     def context_length(self) -> int:
@@ -262,6 +285,8 @@ def compare_effective(plan: LaunchPlan, effective: Mapping[str, Any]) -> None:
         wanted["attention_backend"] = "intel_amx"
     if plan.mode == "capture":
         wanted["disable_radix_cache"] = True
+        # Which samples share a prefill must be ours to decide.
+        wanted["chunked_prefill_size"] = wanted["max_prefill_tokens"] = plan.prefill_tokens
     wrong = [
         f"{name}: asked {value!r}, got {effective.get(name)!r}"
         for name, value in wanted.items()

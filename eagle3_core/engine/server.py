@@ -20,7 +20,7 @@ import httpx
 
 from eagle3_core.engine import log as server_log
 from eagle3_core.engine import processes
-from eagle3_core.engine.client import EngineClient, Sampling
+from eagle3_core.engine.client import CaptureSettings, EngineClient, Sampling
 from eagle3_core.engine.launch import LaunchPlan, compare_effective
 from eagle3_core.errors import EngineDiedError, EngineError, EngineStartError
 
@@ -105,11 +105,15 @@ class SglangServer:
 
     def client(self) -> EngineClient:
         """Return a client that notices the server's death."""
+        capture = None
+        if self._spool is not None:
+            capture = CaptureSettings(
+                self._spool, self.plan.prefill_tokens, page_size=int(self.effective.get("page_size") or 1)
+            )
         return EngineClient(
             self.url,
-            spool=self._spool,
+            capture=capture,
             speculating=self.plan.mode == "speculate",
-            max_running_requests=self.plan.serving.max_running_requests,
             cause_of_death=self.cause_of_death,
         )
 

@@ -1,13 +1,15 @@
-"""How captured states travel from SGLang's scheduler to our client: one safetensors file per request, in memory.
+"""How captured states travel from SGLang's scheduler to our client: one safetensors file a prefill, in memory.
 
-The request's id says how many tokens it has; the file holds the ids the engine really ran, so that the client can prove
-that the states belong to its request.
+A prefill holds one group of requests, whole and alone. A request's id names its group and its place in it, so that the
+scheduler's side can prove that; the file holds the ids the engine really ran, so that the client can prove that the
+states belong to its samples.
 """
 
 from __future__ import annotations
 
+import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 _PREFIX = "eagle3"
+_POLL_S = 0.0005
 
 
 @dataclass(frozen=True)
@@ -37,59 +40,124 @@ class CapturedSample:
     last_hidden_state: torch.Tensor
 
 
-def new_rid(tokens: int) -> str:
-    """Return a fresh request id that carries the number of tokens."""
-    return f"{_PREFIX}-{uuid.uuid4().hex}-{tokens}"
+@dataclass(frozen=True)
+class Member:
+    """What a request's id says: it is `position` of `count` in `group`, and has `tokens`."""
+
+    group: str
+    position: int
+    count: int
+    tokens: int
+
+    @property
+    def rid(self) -> str:
+        """Return the request's id."""
+        return f"{_PREFIX}-{self.group}-{self.position}-{self.count}-{self.tokens}"
+
+    @classmethod
+    def parse(cls, rid: str) -> Member | None:
+        """Read a request's id; None for requests that are not ours."""
+        prefix, *parts = rid.split("-")
+        if prefix != _PREFIX or len(parts) != 4 or not all(part.isdigit() for part in parts[1:]):
+            return None
+        return cls(parts[0], *(int(part) for part in parts[1:]))
 
 
-def expected_tokens(rid: str) -> int | None:
-    """Return the number of tokens a request id carries, None for requests that are not ours."""
-    parts = rid.split("-")
-    return int(parts[2]) if len(parts) == 3 and parts[0] == _PREFIX and parts[2].isdigit() else None
+def new_group(lengths: Sequence[int]) -> list[Member]:
+    """Return a fresh group of samples of these lengths."""
+    group = uuid.uuid4().hex
+    return [Member(group, position, len(lengths), tokens) for position, tokens in enumerate(lengths)]
 
 
-def write(directory: Path, rid: str, tensors: Mapping[str, Any]) -> None:
-    """Write one request's tensors under its id; the name appears when the file is complete."""
+# ------------------------------------------------------------------------------------------------ the scheduler's side
+def admit(directory: Path, group: str) -> None:
+    """Say that the engine has begun with a group: another one that is sent from now on cannot join it."""
+    (directory / f"{group}.admitted").touch()
+
+
+def write(directory: Path, group: str, tensors: Mapping[str, Any]) -> None:
+    """Write one group's tensors; the name appears when the file is complete."""
     from safetensors.torch import save_file
 
-    temp = directory / f".{rid}.tmp"
+    temp = directory / f".{group}.tmp"
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temp)
-    temp.rename(directory / rid)
+    temp.rename(directory / group)
 
 
-def take(directory: Path, rid: str, index: int, input_ids: Sequence[int], width: int | None) -> CapturedSample:
-    """Read, check and remove one request's states.
+def fail(directory: Path, group: str, reason: str) -> None:
+    """Say that a group's states could not be written."""
+    (directory / f"{group}.failed").write_text(reason, encoding="utf-8")
+
+
+# --------------------------------------------------------------------------------------------------- the client's side
+def wait_admitted(directory: Path, group: str, or_until: Callable[[], bool]) -> None:
+    """Return once the engine has begun with a group, or `or_until` says that it will not."""
+    path = directory / f"{group}.admitted"
+    while not path.exists() and not or_until():
+        time.sleep(_POLL_S)
+
+
+def take(
+    directory: Path,
+    group: str,
+    samples: Sequence[Sequence[int]],
+    first: int,
+    raise_if_died: Callable[[], None] = lambda: None,
+) -> Iterator[CapturedSample]:
+    """Read, check and remove the states of a group whose requests have been answered.
 
     Args:
         directory: the spool.
-        rid: the request's id.
-        index: copied into the sample.
-        input_ids: what the client sent.
-        width: A * D, None where it is not known.
+        group: its name.
+        samples: the ids that were sent, in the order of the group.
+        first: the index of the first sample.
+        raise_if_died: raises when nobody is left who could write.
 
     Raises:
-        CaptureMismatchError: nothing was written, or ids, rows or widths differ from what was asked for.
+        CaptureMismatchError: nothing was written, or ids or rows differ from what was asked for.
     """
-    import torch
-    from safetensors.torch import load
+    tensors = _load(directory, group, first, raise_if_died)
+    yield from _split(tensors, samples, first)
 
-    path = directory / rid
-    if not path.exists():
+
+def _load(directory: Path, group: str, first: int, raise_if_died: Callable[[], None]) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    path, admitted, failed = directory / group, directory / f"{group}.admitted", directory / f"{group}.failed"
+    if not admitted.exists():
         raise CaptureMismatchError(
-            f"sample {index}: expected states of {len(input_ids)} tokens in the spool, found no file; the engine ran "
-            "without the capture plugin, or served rows from its prefix cache"
+            f"sample {first}: expected its states in the spool, found none; the engine ran without the capture plugin"
         )
-    tensors = load(path.read_bytes())
+    # The engine answers while its states are still on their way.
+    while not path.exists():
+        if failed.exists():
+            raise CaptureMismatchError(f"sample {first}: its states were not written: {failed.read_text('utf-8')}")
+        raise_if_died()
+        time.sleep(_POLL_S)
+    # Mapped, not read: the file goes when the last of its rows does.
+    tensors: dict[str, torch.Tensor] = load_file(path)
     path.unlink()
+    admitted.unlink()
+    return tensors
+
+
+def _split(
+    tensors: Mapping[str, torch.Tensor], samples: Sequence[Sequence[int]], first: int
+) -> Iterator[CapturedSample]:
+    import torch
+
     ids = tensors["input_ids"].to(torch.int64)
     aux, last = tensors["aux_hidden_states"], tensors["last_hidden_state"]
-    if ids.tolist() != list(input_ids):
+    rows = sum(len(sample) for sample in samples)
+    if (len(ids), len(aux), len(last)) != (rows, rows, rows):
         raise CaptureMismatchError(
-            f"sample {index}: the captured token ids ({ids.numel()}) differ from those sent ({len(input_ids)})"
+            f"sample {first}: expected {rows} rows, found {len(ids)} ids, aux {tuple(aux.shape)}, last "
+            f"{tuple(last.shape)}"
         )
-    if aux.shape[0] != len(input_ids) or last.shape[0] != len(input_ids) or width not in (None, aux.shape[1]):
-        raise CaptureMismatchError(
-            f"sample {index}: expected {len(input_ids)} rows, aux {width} wide; found aux {tuple(aux.shape)}, "
-            f"last {tuple(last.shape)}"
-        )
-    return CapturedSample(index, ids, aux, last)
+    start = 0
+    for index, sample in enumerate(samples, first):
+        part = slice(start, start + len(sample))
+        start = part.stop
+        if ids[part].tolist() != list(sample):
+            raise CaptureMismatchError(f"sample {index}: the captured token ids differ from those sent")
+        yield CapturedSample(index, ids[part], aux[part], last[part])

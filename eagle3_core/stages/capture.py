@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.context import StageContext
-from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, shard_inputs
+from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan
 from eagle3_core.data.shards import CHECKSUMS
 from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
@@ -61,8 +61,9 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     _check_engine(context, plan)
     _check_space(context, plan, shard.tokens)
     launch = LaunchPlan.capture(
-        require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens
-    )
+        require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens,
+        plan.prefill_tokens,
+    )  # fmt: skip
     with (
         SglangServer.of_stage(launch, context) as server,
         server.client() as client,
@@ -84,17 +85,12 @@ def _shard(context: StageContext, plan: ShardPlan, shard: PlannedShard, client: 
 
     staged = context.staged()
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
-    concurrency = context.run.serving.max_running_requests
-    checksums = record(
-        lambda asked: client.capture(asked, concurrency=concurrency),
-        plan, shard, samples, staged, _reporter(context, plan, shard),
-    )  # fmt: skip
+    checksums = record(client.capture, plan, shard, samples, staged, _reporter(context, plan, shard))
     return commit(
         context.store,
         shard.key,
         staged,
         Kind.SHARD,
-        inputs=shard_inputs(plan, context.inputs["shard_plan"]),
         facts={CHECKSUMS: checksums, "engine": plan.engine},
         ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens},
     )

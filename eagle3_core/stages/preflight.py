@@ -117,7 +117,12 @@ def _flags(context: StageContext) -> dict[str, Any]:
     layers = aux_layers(config.target, shape)
     plans = {"serve": LaunchPlan.serve(target, config.target.dtype, config.serving)}
     plans["capture"] = LaunchPlan.capture(
-        target, config.target.dtype, config.serving, layers, config.data.max_sample_tokens
+        target,
+        config.target.dtype,
+        config.serving,
+        layers,
+        config.data.max_sample_tokens,
+        config.capture.prefill_tokens,
     )
     engine = require_known_good()
     accepted: dict[str, Any] = {}

@@ -97,7 +97,12 @@ def killed(planned):
     plan = planned.refs[Kind.SHARD_PLAN]
     first = read_plan(load(planned.store, plan)).shards[0].key
     process, directory = planned.start("capture", 0)
-    wait_until(lambda: find(planned.store, first) is not None or process.poll() is not None, 500, "a shard")
+    begun = directory / "work" / "out" / "features.safetensors"
+    # In the middle of the second shard, which the engine goes on with.
+    wait_until(
+        lambda: (find(planned.store, first) is not None and begun.exists()) or process.poll() is not None,
+        500, "the second shard",
+    )  # fmt: skip
     process.send_signal(signal.SIGKILL)
     process.wait()
     wait_until(lambda: not processes_of(directory), 20, "the engine to die with its capture")
@@ -116,6 +121,16 @@ def test_what_a_killed_capture_had_committed_is_not_captured_again(killed):
     assert [finding.state for finding in findings] == ["ok"] * plan.facts["num_shards"]
     assert killed.kept <= {finding.manifest_sha256 for finding in findings}
     assert all(path.stat().st_mtime_ns == at for path, at in killed.written.items())
+
+
+def test_shards_captured_anew_in_another_order_are_the_same_to_the_last_bit(killed):
+    plan, directory = killed.run.refs[Kind.SHARD_PLAN], killed.run.root / "capture"
+    before = [finding.manifest_sha256 for finding in inspect(killed.run.store, plan)]
+    directory.rename(killed.run.root / "captured-before")
+    for index in reversed(range(len(before))):
+        killed.run.run("capture", index)
+    # A manifest holds the checksums of all files and tensors.
+    assert [finding.manifest_sha256 for finding in inspect(killed.run.store, plan)] == before
 
 
 def test_the_feature_set_holds_every_sample_once_with_the_states_transformers_computes(killed):

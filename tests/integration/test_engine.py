@@ -21,6 +21,7 @@ from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.hf import TransformersCapture
 from eagle3_core.engine.launch import LaunchPlan, validate
 from eagle3_core.engine.server import SglangServer
+from eagle3_core.engine.spool import new_group
 from eagle3_core.errors import EngineArgsError, EngineDiedError
 
 VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, WIDTH, MLP = 160, 64, 8, 4, 2, 16, 128
@@ -159,14 +160,19 @@ def test_greedy_answers_equal_transformers_alone_and_in_a_batch(target, greedy, 
     assert not processes.listening(int(port))
 
 
-def test_captured_states_equal_transformers_row_by_row(target, tmp_path):
-    """With chunks of 128 tokens, some batches hold several samples and the longest samples come in parts."""
-    serving = SERVING.model_copy(update={"engine_args": {"chunked-prefill-size": 128}})
-    canary = prompts()[7]
-    samples = [canary, *prompts(), canary, *prompts()[3:6], [5] * 256, canary]
-    plan = LaunchPlan.capture(target, "float32", serving, AUX, max_sample_tokens=256)
+def test_captured_states_equal_transformers_row_by_row_and_each_other_bit_by_bit(target, tmp_path):
+    """Prefills of 128 tokens: some hold several samples, and the longest samples come in parts."""
+    samples = [*prompts(), *prompts()[3:6], [5] * 256, [7] * 200]
+    plan = LaunchPlan.capture(target, "float32", SERVING, AUX, max_sample_tokens=256, prefill_tokens=128)
     with SglangServer(plan, log=tmp_path / "log", threads=1) as server, server.client() as client:
         captured = list(client.capture(samples))
+        list(client.capture(prompts()[5:9]))
+        again = list(client.capture(samples))
+        slow = []
+        for sample in client.capture(samples):
+            # One who takes his time finds the same.
+            time.sleep(0.02)
+            slow.append(sample)
     expected = list(TransformersCapture(target, "float32", AUX).capture(samples))
     assert [sample.index for sample in captured] == list(range(len(samples)))
     for found, wanted in zip(captured, expected, strict=True):
@@ -174,10 +180,22 @@ def test_captured_states_equal_transformers_row_by_row(target, tmp_path):
         assert found.aux_hidden_states.shape == (len(samples[found.index]), len(AUX) * HIDDEN)
         torch.testing.assert_close(found.aux_hidden_states, wanted.aux_hidden_states, atol=1e-4, rtol=0)
         torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state, atol=1e-4, rtol=0)
-    first, middle, last = captured[0], captured[len(prompts()) + 1], captured[-1]
-    for other in (middle, last):
-        torch.testing.assert_close(first.aux_hidden_states, other.aux_hidden_states, atol=1e-4, rtol=0)
-        torch.testing.assert_close(first.last_hidden_state, other.last_hidden_state, atol=1e-4, rtol=0)
+    for others in (again, slow):
+        for found, other in zip(captured, others, strict=True):
+            assert found.aux_hidden_states.equal(other.aux_hidden_states)
+            assert found.last_hidden_state.equal(other.last_hidden_state)
+
+
+def test_prefills_that_others_disturb_stop_the_capture_and_are_no_states(target, tmp_path):
+    plan = LaunchPlan.capture(target, "float32", SERVING, AUX, max_sample_tokens=256, prefill_tokens=256)
+    with (
+        pytest.raises(EngineDiedError, match="expected a prefill of one group of 4 samples"),
+        SglangServer(plan, log=tmp_path / "log", threads=1) as server,
+        server.client() as client,
+    ):
+        members = new_group([2, 7, 12, 17])
+        # Two of a group of four: as a scheduler that splits it would run them.
+        client._prefill(members[:2], prompts()[:2], 0)
 
 
 @pytest.mark.parametrize("name", ["3/1/4", "3/2/6"])

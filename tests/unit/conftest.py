@@ -106,7 +106,7 @@ class Client:
             assert len(output_ids) <= sampling.max_new_tokens
             yield SimpleNamespace(index=index, output_ids=output_ids, finish_reason="stop")
 
-    def capture(self, samples, *, concurrency):
+    def capture(self, samples):
         import torch
 
         layers = len(self.engine.plan.aux_layers)

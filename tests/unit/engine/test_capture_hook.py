@@ -1,4 +1,4 @@
-"""The split of a prefill batch, with the objects SGLang hands over replaced by plain ones."""
+"""What the hook makes of a prefill, with the objects SGLang hands over replaced by plain ones."""
 
 from __future__ import annotations
 
@@ -23,62 +23,98 @@ def states(ids):
 @pytest.fixture(autouse=True)
 def in_spool(tmp_path, monkeypatch):
     monkeypatch.setenv(CAPTURE_DIR, str(tmp_path))
-    monkeypatch.setattr(capture_hook, "_partials", {})
+    capture_hook.spooler.cache_clear()
     return tmp_path
 
 
-def forward(ids, rids, extends, prefixes, aux=None):
-    batch = SimpleNamespace(forward_mode=MODE, rids=rids, extend_seq_lens_cpu=extends, extend_prefix_lens_cpu=prefixes)
-    given_aux, last = states(ids)
+def batch_of(members, extends, prefixes):
+    rids = [member if isinstance(member, str) else member.rid for member in members]
+    return SimpleNamespace(forward_mode=MODE, rids=rids, extend_seq_lens_cpu=extends, extend_prefix_lens_cpu=prefixes)
+
+
+def forward(ids, members, extends, prefixes):
+    batch, (aux, last) = batch_of(members, extends, prefixes), states(ids)
+    capture_hook._before_forward(None, (torch.tensor(ids), None, batch), {})
     return capture_hook.around_logits(
-        lambda *_args, **_kwargs: "logits",
-        None,
-        torch.tensor(ids),
-        last,
-        None,
-        batch,
-        given_aux if aux is None else aux,
+        lambda *_args, **_kwargs: "logits", None, torch.tensor(ids), last, None, batch, aux
     )
 
 
-def test_a_batch_is_split_by_its_lengths_and_other_requests_are_left_alone(in_spool):
-    first, second = spool.new_rid(2), spool.new_rid(3)
-    assert forward([1, 2, 9, 3, 4, 5], [first, "warmup", second], [2, 1, 3], [0, 0, 0]) == "logits"
-    assert sorted(path.name for path in in_spool.iterdir()) == sorted([first, second])
-    sample = spool.take(in_spool, second, 0, [3, 4, 5], width=2)
-    torch.testing.assert_close(sample.aux_hidden_states[:, 1], torch.tensor([3.2, 4.2, 5.2]))
-    torch.testing.assert_close(sample.last_hidden_state[:, 0], torch.tensor([3.0, 4.0, 5.0]))
+def taken(directory, members, samples):
+    return list(spool.take(directory, members[0].group, samples, 0))
 
 
-def test_chunks_are_put_together_in_order_even_when_their_buffer_is_reused(in_spool):
-    rid = spool.new_rid(5)
-    buffer = torch.tensor([1, 2, 3])
-    aux, last = states([1, 2, 3])
-    batch = SimpleNamespace(forward_mode=MODE, rids=[rid], extend_seq_lens_cpu=[3], extend_prefix_lens_cpu=[0])
+def test_a_group_is_spooled_whole_and_other_requests_are_left_alone(in_spool):
+    members = spool.new_group([2, 3])
+    assert forward([7, 8], ["warmup"], [2], [0]) == "logits"
+    assert forward([1, 2, 3, 4, 5], members, [2, 3], [0, 0]) == "logits"
+    _, second = taken(in_spool, members, [[1, 2], [3, 4, 5]])
+    torch.testing.assert_close(second.aux_hidden_states[:, 1], torch.tensor([3.2, 4.2, 5.2]))
+    torch.testing.assert_close(second.last_hidden_state[:, 0], torch.tensor([3.0, 4.0, 5.0]))
+    assert list(in_spool.iterdir()) == []
+
+
+def test_chunks_are_put_together_even_when_their_buffer_is_used_again(in_spool):
+    members = spool.new_group([5])
+    buffer, (aux, last) = torch.tensor([1, 2, 3]), states([1, 2, 3])
+    batch = batch_of(members, [3], [0])
     capture_hook.around_logits(lambda *_a, **_k: None, None, buffer, last, None, batch, torch.cat(aux, dim=-1))
     buffer.zero_()
     last.zero_()
-    assert list(in_spool.iterdir()) == []
-    forward([4, 5], [rid], [2], [3])
-    sample = spool.take(in_spool, rid, 0, [1, 2, 3, 4, 5], width=2)
+    forward([4, 5], members, [2], [3])
+    (sample,) = taken(in_spool, members, [[1, 2, 3, 4, 5]])
     assert sample.last_hidden_state[:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
-def test_a_request_that_starts_over_forgets_its_first_rows(in_spool):
-    rid = spool.new_rid(3)
-    forward([1, 2], [rid], [2], [0])
-    forward([1, 2, 3], [rid], [3], [0])
-    assert spool.take(in_spool, rid, 0, [1, 2, 3], width=2).input_ids.tolist() == [1, 2, 3]
-
-
-def test_rows_served_from_a_cache_leave_no_file(in_spool):
-    forward([3], [spool.new_rid(3)], [1], [2])
+def test_a_group_counts_as_begun_with_its_last_chunk_since_others_could_join_an_earlier_one(in_spool):
+    members = spool.new_group([5])
+    capture_hook._before_forward(None, (), {"forward_batch": batch_of(members, [3], [0])})
     assert list(in_spool.iterdir()) == []
+    capture_hook._before_forward(None, (), {"forward_batch": batch_of(members, [2], [3])})
+    assert [path.name for path in in_spool.iterdir()] == [f"{members[0].group}.admitted"]
+
+
+def test_a_request_that_starts_over_forgets_its_first_rows(in_spool):
+    members = spool.new_group([3])
+    forward([1, 2], members, [2], [0])
+    forward([1, 2, 3], members, [3], [0])
+    assert taken(in_spool, members, [[1, 2, 3]])[0].input_ids.tolist() == [1, 2, 3]
+
+
+ONE, OTHER = spool.new_group([2, 3]), spool.new_group([2])
+
+
+@pytest.mark.parametrize(
+    ("members", "extends", "prefixes", "message"),
+    [
+        (ONE[:1], [2], [0], "one group of 2 samples, found 1 requests"),
+        ([*ONE, *OTHER], [2, 3, 2], [0, 0, 0], "found 3 requests, 3 of them samples"),
+        ([*ONE, "warmup"], [2, 3, 1], [0, 0, 0], "found 3 requests, 2 of them samples"),
+        (ONE[::-1], [3, 2], [0, 0], "one group of 2 samples"),
+        (ONE, [2, 2], [0, 0], r"expected \[2, 3\] rows from row 0 on, found \[2, 2\]"),
+        (ONE, [2, 2], [0, 1], r"from \[0, 1\] on; is the radix cache on"),
+        (OTHER, [1], [1], r"expected \[2\] rows from row 0 on, found \[1\] from \[1\]"),
+    ],
+)
+def test_a_prefill_that_is_not_one_whole_group_stops_the_engine(members, extends, prefixes, message):
+    with pytest.raises(CaptureMismatchError, match=message):
+        forward(list(range(sum(extends))), members, extends, prefixes)
 
 
 def test_rows_that_do_not_add_up_stop_the_engine():
     with pytest.raises(CaptureMismatchError, match="expected 4 rows"):
-        forward([1, 2, 3], [spool.new_rid(4)], [4], [0])
+        forward([1, 2, 3], spool.new_group([4]), [4], [0])
+
+
+def test_states_that_cannot_be_written_are_told_to_who_waits_for_them(in_spool, monkeypatch):
+    def full(*_args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(spool, "write", full)
+    members = spool.new_group([2])
+    forward([1, 2], members, [2], [0])
+    with pytest.raises(CaptureMismatchError, match="No space left on device"):
+        taken(in_spool, members, [[1, 2]])
 
 
 def fake_runner(recorded_as):

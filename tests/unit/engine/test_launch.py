@@ -11,6 +11,7 @@ from eagle3_core.engine import plugin
 from eagle3_core.engine.check_args import unknown_flags
 from eagle3_core.engine.flags import override
 from eagle3_core.engine.launch import CPU_SITE, LaunchPlan, compare_effective
+from eagle3_core.engine.prefills import most_samples
 from eagle3_core.errors import EngineArgsError
 
 CPU = ServingConfig(device="cpu", max_running_requests=8)
@@ -62,10 +63,16 @@ def test_a_cpu_and_a_gpu_differ_only_in_the_tables(target):
 
 
 def test_a_capture_server_caches_no_prefix_and_takes_the_longest_sample(target):
-    plan = LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512)
+    plan = LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512, prefill_tokens=2048)
     for argv in (plan.argv(), on_gpu(plan).argv()):
         assert "--disable-radix-cache" in argv
         assert int(value_of(argv, "--context-length")) > 512
+        # Samples that share a prefill must fit into one, in tokens, requests and cache.
+        assert value_of(argv, "--chunked-prefill-size") == value_of(argv, "--max-prefill-tokens") == "2048"
+        assert int(value_of(argv, "--max-running-requests")) == most_samples(2048)
+    small = CPU.model_copy(update={"max_total_tokens": 4000})
+    with pytest.raises(EngineArgsError, match=r"expected at least 4096, .* found 4000; raise it, or lower capture"):
+        LaunchPlan.capture(target, "float32", small, (1, 3, 4), max_sample_tokens=512, prefill_tokens=2048)
     assert "--disable-prefill-cuda-graph" in on_gpu(plan).argv()
     assert "--cuda-graph-max-bs-decode" not in on_gpu(plan).argv()
 
@@ -76,7 +83,7 @@ def test_every_argument_is_a_flag_or_the_one_value_of_a_flag(target, drafter, de
     for plan in (
         LaunchPlan.serve(target, "float32", CPU),
         LaunchPlan.speculate(target, "float32", CPU, drafter, shape),
-        LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512),
+        LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512, prefill_tokens=2048),
     ):
         argv = dataclasses.replace(plan, device=device).argv()
         pairs = zip(("--", *argv), argv, strict=False)
@@ -90,14 +97,14 @@ def test_float32_on_a_gpu_is_refused_before_any_start(target, drafter, monkeypat
     with pytest.raises(EngineArgsError, match=r"set target\.dtype to bfloat16"):
         LaunchPlan.serve(target, "float32", CPU)
     with pytest.raises(EngineArgsError, match="bfloat16 and float16 alone"):
-        LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512)
+        LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512, prefill_tokens=2048)
     with pytest.raises(EngineArgsError, match="bfloat16 and float16 alone"):
         LaunchPlan.speculate(target, "float32", CPU, drafter, DraftShape.from_name("3/1/4"))
     assert LaunchPlan.serve(target, "bfloat16", CPU).device == "cuda"
 
 
 def test_capture_layers_reach_the_plugin_as_outputs_of(target, tmp_path):
-    plan = LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512)
+    plan = LaunchPlan.capture(target, "float32", CPU, (1, 3, 4), max_sample_tokens=512, prefill_tokens=2048)
     environment = plan.environment(2, spool=tmp_path)
     assert environment[plugin.CAPTURE_LAYERS] == "1,3,4"
     assert environment[plugin.CAPTURE_DIR] == str(tmp_path)
