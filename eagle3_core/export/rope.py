@@ -59,7 +59,9 @@ def _attn_factor(rope: Mapping[str, Any]) -> float:
     """Return what SGLang must multiply its own factor by, to get transformers' `attention_factor`."""
     grown = 0.1 * math.log(max(1.0, float(rope.get("factor") or 1.0)))
     whole, dims = rope.get("mscale"), rope.get("mscale_all_dim")
-    own = 1 + grown if None in (whole, dims) else (1 + grown * float(whole)) / (1 + grown * float(dims))
+    own = 1 + grown
+    if whole is not None and dims is not None:
+        own = (1 + grown * float(whole)) / (1 + grown * float(dims))
     return float(rope["attention_factor"]) / own
 
 
