@@ -20,6 +20,7 @@ class Workload:
     hidden_size: int
     num_aux: int = 3
     dtype: str = "bfloat16"
+    fp8: str = "none"
     target_parameters: float = 0.0
     intermediate_size: int = 0
     draft_vocab_size: int = 32000
@@ -40,9 +41,14 @@ class Estimate:
     checkpoint_bytes: int
 
 
-def feature_bytes_per_token(hidden_size: int, num_aux: int, dtype: str) -> int:
-    """Return the bytes one token takes in a feature set: A aux states and the last one, plus its id and mask."""
-    return (num_aux + 1) * hidden_size * DTYPE_BYTES[dtype] + 5
+def feature_bytes_per_token(hidden_size: int, num_aux: int, dtype: str, fp8: str = "none") -> int:
+    """Return the most bytes one token takes in a feature set: A aux states and the last one, plus its id and mask.
+
+    A token whose last hidden state is not stored takes less.
+    """
+    aux, last = (1 if fp8 in known else DTYPE_BYTES[dtype] for known in (("aux", "all"), ("all",)))
+    scales = 4 * (num_aux * (fp8 != "none") + (fp8 == "all"))
+    return (num_aux * aux + last) * hidden_size + scales + 5
 
 
 def drafter_parameters(work: Workload) -> int:
@@ -62,7 +68,7 @@ def estimate(
     drafter at every TTT step: 6 FLOPs a parameter, token and step (fc once). Both at `utilisation` of `gpu_tflops`,
     which is a bf16 matrix product on one H200 (measured, 790 TFLOP/s).
     """
-    per_token = feature_bytes_per_token(work.hidden_size, work.num_aux, work.dtype)
+    per_token = feature_bytes_per_token(work.hidden_size, work.num_aux, work.dtype, work.fp8)
     shards = max(1, math.ceil(work.tokens / shard_tokens))
     flops_per_hour = gpu_tflops * 1e12 * utilisation * 3600
     parameters = drafter_parameters(work)

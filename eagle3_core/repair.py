@@ -13,7 +13,7 @@ from typing import Literal
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.data.features import SAMPLES
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, tokens_file
-from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, check_values, tensor_layout
+from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, check_values
 from eagle3_core.errors import (
     EXIT_CODES,
     ConfigError,
@@ -92,7 +92,7 @@ def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, d
             f"{len(set(index.sample_ids) ^ set(shard.sample_ids))} of them others"
         )
     check_values(artifact, deep)
-    layout = tensor_layout(shard.tokens, len(plan.aux_layers) * plan.hidden_size, plan.hidden_size, plan.dtype)
+    layout = plan.encoding.layout(shard.tokens, shard.label_rows)
     found = {name: (tensor.dtype, tensor.shape) for name, tensor in read_header(artifact.path(FEATURES)).items()}
     if found != layout or sum(index.lengths) != shard.tokens:
         raise CorruptArtifactError(f"{where}/{FEATURES}: expected {layout}, found {found}")

@@ -75,7 +75,7 @@ def verify_features(
         entries = catalog.select(key)
         # Where one plan has several feature sets its shards are read once.
         plans = {entry.plan.ref.key: entry for entry in entries}
-        total = sum(shard.tokens * entry.bytes_per_token for entry in plans.values()
+        total = sum(entry.shards.bytes_of(shard) for entry in plans.values()
                     for shard in entry.shards.shards if catalog.shards.get(shard.key))  # fmt: skip
         read, started = [0], time.monotonic()
         with byte_bar("verify", total) as advance:
@@ -156,10 +156,10 @@ def gc(
 def _row(catalog: Catalog, lineage: Lineage, entry: FeatureEntry) -> dict[str, Any]:
     digests = [artifact.ref.manifest_sha256 for artifact in (entry.plan, entry.sealed) if artifact is not None]
     captured = set(catalog.captured(entry))
-    tokens = sum(shard.tokens for shard in entry.shards.shards if shard.key in captured)
+    held = sum(entry.shards.bytes_of(shard) for shard in entry.shards.shards if shard.key in captured)
     return {
         "key": entry.key, "plan": entry.plan.ref.key, "samples": entry.samples, "tokens": entry.tokens,
-        "bytes": entry.bytes, "bytes_captured": tokens * entry.bytes_per_token, "state": entry.state,
+        "bytes": entry.bytes, "bytes_captured": held, "state": entry.state,
         "shards": len(entry.shards.shards), "shards_captured": entry.committed,
         "made_at": entry.made_at, "age_s": time.time() - entry.made_at,
         "referred_to_by": [str(reference) for reference in lineage.of(*digests)],
@@ -167,7 +167,7 @@ def _row(catalog: Catalog, lineage: Lineage, entry: FeatureEntry) -> dict[str, A
 
 
 def _totals(catalog: Catalog) -> dict[str, int]:
-    sizes = {shard.key: shard.tokens * entry.bytes_per_token for entry in catalog.entries
+    sizes = {shard.key: entry.shards.bytes_of(shard) for entry in catalog.entries
              for shard in entry.shards.shards}  # fmt: skip
     committed = [key for key, whole in catalog.shards.items() if whole]
     return {"sets": len(catalog.entries), "shards": len(committed),

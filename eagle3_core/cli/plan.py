@@ -68,6 +68,7 @@ def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -
         hidden_size=target.hidden_size,
         num_aux=len(config.target.aux_layers or (0, 0, 0)),
         dtype=config.capture.dtype,
+        fp8=config.capture.fp8,
         target_parameters=target.parameters,
         intermediate_size=config.drafter.intermediate_size or target.intermediate_size,
         draft_vocab_size=config.drafter.vocab_size(target.vocab_size),

@@ -37,6 +37,15 @@ class CaptureConfig(Section):
         8192, ge=64, le=10**6, description="Tokens of samples that share a prefill of the target, always the same ones."
     )
     dtype: Literal["float32", "bfloat16", "float16"] = Field("bfloat16", description="Precision of stored states.")
+    fp8: Literal["none", "aux", "all"] = Field(
+        "none",
+        description="States stored as 8-bit floats, with a scale per token and layer: none, the aux hidden "
+        "states, or the last hidden state too.",
+    )
+    last_rows: Literal["labels", "all"] = Field(
+        "labels",
+        description="Tokens whose last hidden state is stored: those a loss can read, or all.",
+    )
     reserve_bytes: int = Field(
         1 << 30, ge=0, description="Free space the root must keep, in bytes.", json_schema_extra=NOT_IDENTITY
     )

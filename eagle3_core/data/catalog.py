@@ -9,7 +9,6 @@ from typing import Literal
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.plan import ShardPlan, read_plan
 from eagle3_core.errors import ArtifactError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
-from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.pipeline import STAGES
 from eagle3_core.storage import Artifact, ObjectStore, committed_keys, load
 from eagle3_core.storage.manifest import MANIFEST
@@ -57,12 +56,12 @@ class FeatureEntry:
     @property
     def bytes(self) -> int:
         """Return what the hidden states take when all are there."""
-        return self.tokens * self.bytes_per_token
+        return self.shards.bytes
 
     @property
-    def bytes_per_token(self) -> int:
-        """Return the bytes of one token."""
-        return feature_bytes_per_token(self.shards.hidden_size, len(self.shards.aux_layers), self.shards.dtype)
+    def bytes_per_token(self) -> float:
+        """Return the bytes of a token, on average."""
+        return self.bytes / self.tokens
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,7 @@ def _refuse_unclear(lineage: Lineage, catalog: Catalog, history: bool) -> None:
 
 def _sizes(store: ObjectStore, catalog: Catalog, keys: Sequence[str]) -> dict[str, int]:
     """Return the bytes of shards: as plans give them, or the manifest of one that no plan names; 0 where torn."""
-    planned = {
-        shard.key: shard.tokens * entry.bytes_per_token for entry in catalog.entries for shard in entry.shards.shards
-    }
+    planned = {shard.key: entry.shards.bytes_of(shard) for entry in catalog.entries for shard in entry.shards.shards}
 
     def size(key: str) -> int:
         if not catalog.shards[key]:

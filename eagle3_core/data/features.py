@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.data.encoding import Encoding, dequantise, label_rows
 from eagle3_core.data.shards import FEATURES
+from eagle3_core.errors import UnknownSchemaError
 from eagle3_core.storage import Artifact, ObjectStore, load
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 INDEX = "index.safetensors"
 SAMPLES = "samples.json"
+SCHEMA = "eagle3/feature-set/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +31,8 @@ class FeatureSample:
     Attributes:
         input_ids: int64 [T], prompt and answer.
         loss_mask: bool [T], true on the tokens of the answer, its EOS included.
-        aux_hidden_states: [T, A * D], lowest layer first, in the stored dtype.
-        last_hidden_state: [T, D], after the target's final norm.
+        aux_hidden_states: [T, A * D], lowest layer first, in the stored dtype; float32 where that has 8 bits.
+        last_hidden_state: [T, D], after the target's final norm; NaN in rows that are not stored.
     """
 
     input_ids: torch.Tensor
@@ -52,9 +55,10 @@ class FeatureSet:
         self.sample_ids: Sequence[str] = values["sample_ids"]
         self.aux_layers: tuple[int, ...] = tuple(values["aux_layers"])
         self.hidden_size: int = values["hidden_size"]
-        self.dtype: str = values["dtype"]
+        self.encoding = Encoding.parse(values["encoding"], f"{artifact.ref.key}/{SAMPLES}")
         self.target: Mapping[str, Any] = values["target"]
         self._offsets, self._shard_of = index["offset"], index["shard"]
+        self._last_offsets = index["last_offset"]
         self._shards: Sequence[Mapping[str, str]] = values["shards"]
         self._open: dict[int, Any] = {}
 
@@ -63,12 +67,18 @@ class FeatureSet:
         """Open the feature set at `ref`.
 
         Raises:
-            ArtifactError: it is not committed, not a feature set, or its index is damaged.
+            ArtifactError: it is not committed, not a feature set of this version, or its index is damaged.
         """
         from safetensors.numpy import load_file
 
         artifact = load(store, ref.expect(Kind.FEATURE_SET))
-        return cls(artifact, load_file(artifact.verified_path(INDEX)), artifact.json(SAMPLES))
+        values = artifact.json(SAMPLES)
+        if values.get("schema_version") != SCHEMA:
+            raise UnknownSchemaError(
+                f"{store.root}/{ref.key}/{SAMPLES}: expected {SCHEMA}, found {values.get('schema_version')!r}; "
+                "run seal again"
+            )
+        return cls(artifact, load_file(artifact.verified_path(INDEX)), values)
 
     def __len__(self) -> int:
         """Return N."""
@@ -85,12 +95,25 @@ class FeatureSet:
         start = int(self._offsets[sample])
         rows = slice(start, start + int(self.lengths[sample]))
         shard = self._shard(int(self._shard_of[sample]))
+        loss_mask = shard.get_slice("loss_mask")[rows].to(torch.bool)
         return FeatureSample(
             input_ids=shard.get_slice("input_ids")[rows].to(torch.int64),
-            loss_mask=shard.get_slice("loss_mask")[rows].to(torch.bool),
-            aux_hidden_states=shard.get_slice("aux_hidden_states")[rows],
-            last_hidden_state=shard.get_slice("last_hidden_state")[rows],
+            loss_mask=loss_mask,
+            aux_hidden_states=_states(shard, "aux_hidden_states", "aux_scales", rows),
+            last_hidden_state=self._last(shard, sample, rows, loss_mask),
         )
+
+    def _last(self, shard: Any, sample: int, rows: slice, loss_mask: torch.Tensor) -> torch.Tensor:
+        import torch
+
+        if self.encoding.last_rows == "all":
+            return _states(shard, "last_hidden_state", "last_scales", rows)
+        kept, start = label_rows(loss_mask), int(self._last_offsets[sample])
+        stored = _states(shard, "last_hidden_state", "last_scales", slice(start, start + len(kept)))
+        # Whoever reads another row is to notice.
+        last = torch.full((len(loss_mask), self.hidden_size), torch.nan, dtype=stored.dtype)
+        last[kept] = stored
+        return last
 
     def _shard(self, number: int) -> Any:
         if number not in self._open:
@@ -101,3 +124,8 @@ class FeatureSet:
             path = load(self.artifact.store, sealed).path(FEATURES)
             self._open[number] = safe_open(str(path), framework="pt")
         return self._open[number]
+
+
+def _states(shard: Any, name: str, scales: str, rows: slice) -> torch.Tensor:
+    stored = shard.get_slice(name)[rows]
+    return dequantise(stored, shard.get_slice(scales)[rows]) if scales in shard.keys() else stored  # noqa: SIM118

@@ -12,6 +12,7 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.config.base import Section, canonical_sha256
 from eagle3_core.data.corpus import Answer
+from eagle3_core.data.encoding import Encoding
 from eagle3_core.errors import CorruptArtifactError, UnknownSchemaError
 from eagle3_core.identity import TargetIdentity
 from eagle3_core.pipeline import STAGES
@@ -21,8 +22,6 @@ PLAN = "plan.json"
 SAMPLES = "samples.jsonl"
 SCHEMA = "eagle3/shard-plan/3"
 
-StoredDtype = Literal["float32", "bfloat16", "float16"]
-
 
 class PlannedShard(Section):
     """One shard: its samples in the order in which they are stored."""
@@ -31,6 +30,7 @@ class PlannedShard(Section):
     digest: str = Field(description="Of the samples' token ids and all that decides their states.")
     sample_ids: tuple[str, ...] = Field(min_length=1)
     tokens: int = Field(ge=1)
+    label_rows: int = Field(ge=0, description="Tokens whose last hidden state a loss can read.")
     key: str = Field(description="Where it belongs: `shard_place`.")
 
 
@@ -50,14 +50,33 @@ class ShardPlan(Section):
 
     schema_version: Literal["eagle3/shard-plan/3"] = "eagle3/shard-plan/3"
     aux_layers: tuple[int, ...] = Field(min_length=1)
-    dtype: StoredDtype
-    target_dtype: StoredDtype
+    dtype: Literal["float32", "bfloat16", "float16"]
+    fp8: Literal["none", "aux", "all"]
+    last_rows: Literal["labels", "all"]
+    target_dtype: Literal["float32", "bfloat16", "float16"]
     hidden_size: int = Field(ge=1)
     max_sample_tokens: int = Field(ge=2)
     prefill_tokens: int = Field(ge=1, description="Decides which samples share a prefill, and so their last bits.")
     target: dict[str, Any] = Field(description="TargetIdentity.")
     engine: dict[str, Any] = Field(description="Fingerprint of engine and capture plugin, and the device.")
     shards: tuple[PlannedShard, ...] = Field(min_length=1)
+
+    @property
+    def encoding(self) -> Encoding:
+        """Return how its states are stored."""
+        return Encoding(
+            dtype=self.dtype, fp8=self.fp8, last_rows=self.last_rows, num_aux=len(self.aux_layers),
+            hidden_size=self.hidden_size,
+        )  # fmt: skip
+
+    def bytes_of(self, shard: PlannedShard) -> int:
+        """Return what the tensors of a shard take."""
+        return self.encoding.bytes(shard.tokens, shard.label_rows)
+
+    @property
+    def bytes(self) -> int:
+        """Return what all hidden states take."""
+        return sum(self.bytes_of(shard) for shard in self.shards)
 
 
 def read_plan(artifact: Artifact) -> ShardPlan:
@@ -95,6 +114,8 @@ def capture_decides(
     return {
         "aux_layers": list(layers),
         "dtype": run.capture.dtype,
+        "fp8": run.capture.fp8,
+        "last_rows": run.capture.last_rows,
         "target_dtype": run.target.dtype,
         "prefill_tokens": run.capture.prefill_tokens,
         "hidden_size": target.hidden_size,

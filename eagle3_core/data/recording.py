@@ -82,10 +82,9 @@ def record(
     every, middle = list(range(len(samples.input_ids))), len(samples.input_ids) // 2
     order = [None, *every[:middle], None, *every[middle:], None]
     asked = [samples.input_ids[canary if sample is None else sample] for sample in order]
-    width = plan.hidden_size * len(plan.aux_layers)
     first: Captured | None = None
     written = 0
-    with ShardWriter(directory / FEATURES, shard.tokens, width, plan.hidden_size, plan.dtype) as writer:
+    with ShardWriter(directory / FEATURES, plan.encoding, shard.tokens, shard.label_rows) as writer:
         for sample, ids, got in _in_order(capture, order, asked):
             if sample is not None:
                 writer.append(ids, samples.supervised[sample], got.aux_hidden_states, got.last_hidden_state)

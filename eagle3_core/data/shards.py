@@ -8,12 +8,16 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import struct
+from collections import deque
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from eagle3_core.config.base import Section
+from eagle3_core.data.encoding import KIND_BYTES, Encoding, Layout, label_rows, quantise
 from eagle3_core.errors import CaptureMismatchError, CorruptArtifactError
 from eagle3_core.storage import Artifact
 from eagle3_core.storage.manifest import file_sha256
@@ -28,23 +32,8 @@ INDEX = "index.json"
 CHECKSUMS = "tensors"
 """Fact in a shard's manifest: tensor name to the sha256 of its bytes, taken before they went to the disk."""
 
-_NAMES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "U8": 1}
-
-
-def tensor_layout(tokens: int, aux_width: int, hidden_size: int, dtype: str) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Return dtype and shape of every tensor of a shard of `tokens` tokens, in the order in which they are stored.
-
-    `aux_hidden_states [N, A*D]`, `last_hidden_state [N, D]` (after the target's final norm), `input_ids [N]` int32,
-    `loss_mask [N]` uint8.
-    """
-    states = _NAMES[dtype]
-    return {
-        "aux_hidden_states": (states, (tokens, aux_width)),
-        "last_hidden_state": (states, (tokens, hidden_size)),
-        "input_ids": ("I32", (tokens,)),
-        "loss_mask": ("U8", (tokens,)),
-    }
+_UNHASHED = 64
+"""Pieces of tensors that may wait for their checksum."""
 
 
 class ShardIndex(Section):
@@ -56,21 +45,23 @@ class ShardIndex(Section):
 
 
 class ShardWriter:
-    """Writes the header first, because all sizes are known, then each sample's rows at their place."""
+    """Writes the header first, because all sizes are known, then each sample's rows at their place.
 
-    def __init__(self, path: Path, tokens: int, aux_width: int, hidden_size: int, dtype: str) -> None:
+    Checksums are taken in a thread of their own, beside the writes.
+    """
+
+    def __init__(self, path: Path, encoding: Encoding, tokens: int, label_rows: int) -> None:
         """Create `path` at its final size."""
-        import torch
-
-        self._layout = tensor_layout(tokens, aux_width, hidden_size, dtype)
-        self._dtype: torch.dtype = getattr(torch, dtype)
-        self._tokens, self._row = tokens, 0
-        header, self._starts = _header(self._layout)
-        end = self._starts["loss_mask"] + tokens
+        self._encoding, self._layout = encoding, encoding.layout(tokens, label_rows)
+        header, self._starts, end = _header(self._layout)
+        self._rows = dict.fromkeys(self._layout, 0)
         self._hashes = {name: hashlib.sha256() for name in self._layout}
+        self._hashing = ThreadPoolExecutor(1, thread_name_prefix="shard-checksums")
+        self._pending: deque[Future[None]] = deque()
         self._file = path.open("wb")
         self._file.write(header)
         self._file.truncate(end)
+        self._file.flush()
 
     def append(self, input_ids: Sequence[int], supervised: int, aux: torch.Tensor, last: torch.Tensor) -> None:
         """Write one sample of T tokens, of which the last `supervised` are the answer.
@@ -86,24 +77,24 @@ class ShardWriter:
         """
         import torch
 
-        rows = len(input_ids)
-        for name, states in (("aux_hidden_states", aux), ("last_hidden_state", last)):
-            expected = (rows, self._layout[name][1][1])
+        rows, size = len(input_ids), self._encoding.hidden_size
+        for name, states, layers in (
+            ("aux_hidden_states", aux, self._encoding.num_aux), ("last_hidden_state", last, 1),
+        ):  # fmt: skip
+            expected = (rows, layers * size)
             if tuple(states.shape) != expected:
                 raise CaptureMismatchError(f"{name}: expected shape {expected}, found {tuple(states.shape)}; recapture")
-            stored = states.to(self._dtype)
-            if not bool(torch.isfinite(stored).all()):
-                raise CaptureMismatchError(
-                    f"{name}: {int((~torch.isfinite(stored)).sum())} values are not finite in {self._dtype}; "
-                    "choose a wider capture.dtype or target.dtype"
-                )
-            self._put(name, stored.contiguous().view(torch.uint8).numpy().tobytes())
-        self._put("input_ids", struct.pack(f"<{rows}i", *input_ids))
-        self._put("loss_mask", bytes(rows - supervised) + b"\x01" * supervised)
-        self._row += rows
+        mask = torch.zeros(rows, dtype=torch.bool)
+        mask[rows - supervised :] = True
+        kept = last if self._encoding.last_rows == "all" else last[label_rows(mask)]
+        self._put_states("aux_hidden_states", "aux_scales", aux, self._encoding.num_aux)
+        self._put_states("last_hidden_state", "last_scales", kept, 1)
+        self._put("input_ids", torch.tensor(input_ids, dtype=torch.int32))
+        self._put("loss_mask", mask.to(torch.uint8))
 
     def checksums(self) -> dict[str, str]:
         """Return the sha256 of every tensor as it was handed over: what the disk returns must equal it."""
+        self._wait(0)
         return {name: digest.hexdigest() for name, digest in self._hashes.items()}
 
     def __enter__(self) -> Self:
@@ -115,18 +106,59 @@ class ShardWriter:
         Raises:
             CaptureMismatchError: fewer rows were written than planned.
         """
+        self._hashing.shutdown()
         self._file.close()
-        if error is None and self._row != self._tokens:
-            raise CaptureMismatchError(f"shard: expected {self._tokens} rows, found {self._row}; recapture")
+        short = [name for name, rows in self._rows.items() if rows != self._layout[name][1][0]]
+        if error is None and short:
+            raise CaptureMismatchError(
+                f"shard: expected {self._layout[short[0]][1][0]} rows of {short[0]}, found {self._rows[short[0]]}; "
+                "recapture"
+            )
 
-    def _put(self, name: str, data: bytes) -> None:
+    def _put_states(self, name: str, scales_name: str, states: torch.Tensor, layers: int) -> None:
+        import torch
+
+        if scales_name in self._layout:
+            # A value that is not finite makes its row's scale so.
+            stored, scales = quantise(states, layers)
+            self._check_finite(name, scales)
+            self._put(scales_name, scales)
+        else:
+            stored = states.to(getattr(torch, self._encoding.dtype))
+            self._check_finite(name, stored)
+        self._put(name, stored)
+
+    def _check_finite(self, name: str, values: torch.Tensor) -> None:
+        import torch
+
+        # A sum is not finite where a value is not (and seldom else): one pass without a second tensor.
+        if not bool(torch.isfinite(values.sum())) and not bool((finite := torch.isfinite(values)).all()):
+            raise CaptureMismatchError(
+                f"{name}: {int((~finite).sum())} values are not finite in {self._encoding.dtype}; "
+                "choose a wider capture.dtype or target.dtype"
+            )
+
+    def _put(self, name: str, values: torch.Tensor) -> None:
+        import torch
+
         kind, shape = self._layout[name]
-        width = math.prod(shape[1:]) * _BYTES[kind]
-        if self._row * width + len(data) > shape[0] * width:
-            raise CaptureMismatchError(f"shard: expected {self._tokens} rows, found more; recapture")
-        self._file.seek(self._starts[name] + self._row * width)
-        self._file.write(data)
-        self._hashes[name].update(data)
+        row, rows, width = self._rows[name], len(values), math.prod(shape[1:]) * KIND_BYTES[kind]
+        if row + rows > shape[0]:
+            raise CaptureMismatchError(f"shard: expected {shape[0]} rows of {name}, found more; recapture")
+        array: Any = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+        data = memoryview(array)
+        self._pending.append(self._hashing.submit(self._hashes[name].update, data))
+        offset = self._starts[name] + row * width
+        while data:
+            written = os.pwrite(self._file.fileno(), data, offset)
+            data, offset = data[written:], offset + written
+        self._rows[name] += rows
+        self._wait(_UNHASHED)
+
+    def _wait(self, most: int) -> None:
+        """Wait until at most so many pieces are without their checksum; their memory is free then."""
+        while len(self._pending) > most:
+            self._pending.popleft().result()
 
 
 def write_index(path: Path, sample_ids: Sequence[str], lengths: Sequence[int], facts: Mapping[str, Any]) -> None:
@@ -162,15 +194,18 @@ def check_values(shard: Artifact, deep: OnBytes | None = None) -> None:
         raise CorruptArtifactError(f"{where}: {name}: a value in row {row} is not finite")
 
 
-def _header(layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> tuple[bytes, dict[str, int]]:
+def _header(layout: Layout) -> tuple[bytes, dict[str, int], int]:
+    """Return the file's header, where each tensor starts, and where the last one ends."""
     values: dict[str, Any] = {}
     offset = 0
-    for name, (kind, shape) in layout.items():
-        end = offset + math.prod(shape) * _BYTES[kind]
+    # The widest values first: readers map tensors into memory, where they must be aligned.
+    for name in sorted(layout, key=lambda name: -KIND_BYTES[layout[name][0]]):
+        kind, shape = layout[name]
+        end = offset + math.prod(shape) * KIND_BYTES[kind]
         values[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(values, separators=(",", ":")).encode()
     # Padded as the format asks, so that the tensors are aligned for a memory map.
     text += b" " * (-len(text) % 8)
     starts = {name: 8 + len(text) + item["data_offsets"][0] for name, item in values.items()}
-    return struct.pack("<Q", len(text)) + text, starts
+    return struct.pack("<Q", len(text)) + text, starts, 8 + len(text) + offset

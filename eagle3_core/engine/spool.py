@@ -86,7 +86,9 @@ def write(directory: Path, group: str, tensors: Mapping[str, Any]) -> None:
 
 def fail(directory: Path, group: str, reason: str) -> None:
     """Say that a group's states could not be written."""
-    (directory / f"{group}.failed").write_text(reason, encoding="utf-8")
+    temp = directory / f".{group}.failed.tmp"
+    temp.write_text(reason, encoding="utf-8")
+    temp.rename(directory / f"{group}.failed")
 
 
 # --------------------------------------------------------------------------------------------------- the client's side

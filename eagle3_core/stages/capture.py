@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3_core.artifacts import Kind, Ref
@@ -12,7 +16,6 @@ from eagle3_core.context import StageContext
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan
 from eagle3_core.data.shards import CHECKSUMS
 from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
-from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 
 if TYPE_CHECKING:
@@ -46,67 +49,107 @@ def run(context: StageContext) -> Ref:
                 return _capture(context, plan)
         except StorageFullError:
             # What was written of this shard is of no use to anyone, and takes the space that is missing.
-            shutil.rmtree(context.work / "out", ignore_errors=True)
+            shutil.rmtree(_out(context), ignore_errors=True)
             raise
 
 
 def _capture(context: StageContext, plan: ShardPlan) -> Ref:
+    import torch
+
     from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
     from eagle3_core.identity import require_target
 
+    # The rows of a sample are few; more threads would only take the engine's cores.
+    torch.set_num_threads(1)
     run = context.run
     assert context.index is not None
     shard = plan.shards[context.index]
     _check_engine(context, plan)
-    _check_space(context, plan, shard.tokens)
+    _check_space(context, plan.bytes_of(shard))
+    shutil.rmtree(_out(context), ignore_errors=True)
     launch = LaunchPlan.capture(
         require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens,
         plan.prefill_tokens,
     )  # fmt: skip
-    with (
-        SglangServer.of_stage(launch, context) as server,
-        server.client() as client,
-    ):
-        ref = _shard(context, plan, shard, client)
-        try:
-            with full_disk_is_typed(context.work):
-                _go_on(context, plan, client, time.monotonic() + AHEAD * server.ready_s)
-        except Eagle3Error as error:
+    stopped: Eagle3Error | None = None
+    with SglangServer.of_stage(launch, context) as server, server.client() as client:
+        # A shard goes to the disk while the engine computes the next one.
+        with ThreadPoolExecutor(1, thread_name_prefix="commit") as pool:
+            facts = _record(context, plan, shard, client)
+            own = pool.submit(_commit, context, plan, shard, facts)
+            try:
+                with full_disk_is_typed(context.work):
+                    _go_on(context, plan, client, Commits(pool, own), time.monotonic() + AHEAD * server.ready_s)
+            except Eagle3Error as error:
+                stopped = error
+        if stopped is not None:
             # Whose shard it is will see the same error and report it; what was written of it is of no use to anyone.
-            shutil.rmtree(context.work / "out", ignore_errors=True)
-            context.progress.phase(f"stopped working ahead: {error}")
-    return ref
+            shutil.rmtree(_out(context), ignore_errors=True)
+            context.progress.phase(f"stopped working ahead: {stopped}")
+    return own.result()
 
 
-def _shard(context: StageContext, plan: ShardPlan, shard: PlannedShard, client: EngineClient) -> Ref:
-    """Capture and commit one shard."""
+@dataclass
+class Commits:
+    """Where shards are committed one after the other, and the last one that was begun."""
+
+    pool: ThreadPoolExecutor
+    last: Future[Ref]
+
+
+def _out(context: StageContext) -> Path:
+    return context.work / "out"
+
+
+def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, client: EngineClient) -> Mapping[str, str]:
+    """Capture one shard into its directory; return the checksums of its tensors."""
     from eagle3_core.data.recording import ShardSamples, record
 
-    staged = context.staged()
+    staged = _out(context) / f"{shard.index:05d}"
+    staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
-    checksums = record(client.capture, plan, shard, samples, staged, _reporter(context, plan, shard))
+    return record(client.capture, plan, shard, samples, staged, _reporter(context, plan, shard))
+
+
+def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard, checksums: Mapping[str, str]) -> Ref:
     return commit(
         context.store,
         shard.key,
-        staged,
+        _out(context) / f"{shard.index:05d}",
         Kind.SHARD,
         facts={CHECKSUMS: checksums, "engine": plan.engine},
         ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens},
     )
 
 
-def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, until: float) -> None:
+def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, commits: Commits, until: float) -> None:
     """Capture further shards that are neither committed nor claimed, until the time is up."""
     assert context.index is not None
     behind = context.index + 1
     for shard in [*plan.shards[behind:], *plan.shards[: context.index]]:
         if time.monotonic() > until:
-            return
-        with context.store.claim(shard.key) as ours:
-            if ours and find_sound(context.store, shard.key) is None:
-                _check_space(context, plan, shard.tokens)
-                _shard(context, plan, shard, client)
+            break
+        with contextlib.ExitStack() as held:
+            ours = held.enter_context(context.store.claim(shard.key))
+            if not ours or find_sound(context.store, shard.key) is not None:
+                continue
+            _check_space(context, plan.bytes_of(shard))
+            checksums = _record(context, plan, shard, client)
+            commits.last.result()
+            commits.last = commits.pool.submit(_commit_held, held.pop_all(), context, plan, shard, checksums)
+    commits.last.result()
+
+
+def _commit_held(
+    held: contextlib.ExitStack,
+    context: StageContext,
+    plan: ShardPlan,
+    shard: PlannedShard,
+    checksums: Mapping[str, str],
+) -> Ref:
+    with held:
+        return _commit(context, plan, shard, checksums)
 
 
 def _reporter(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Callable[[int], None]:
@@ -117,7 +160,7 @@ def _reporter(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ca
         rate = done / max(time.monotonic() - started, 1e-6)
         context.progress.update(done, shard.tokens, "tokens", shard=shard.index, tokens_per_s=round(rate, 1))
         if done < shard.tokens:
-            _check_space(context, plan, shard.tokens - done)
+            _check_space(context, plan.bytes_of(shard) * (shard.tokens - done) // shard.tokens)
 
     return report
 
@@ -137,12 +180,11 @@ def _check_engine(context: StageContext, plan: ShardPlan) -> None:
         )
 
 
-def _check_space(context: StageContext, plan: ShardPlan, tokens: int) -> None:
-    """Refuse to write `tokens` more where less than the reserve would be left.
+def _check_space(context: StageContext, need: int) -> None:
+    """Refuse to write `need` bytes more where less than the reserve would be left.
 
     A bucket has no such limit, but its shards are written to this machine's disk first.
     """
-    need = tokens * feature_bytes_per_token(plan.hidden_size, len(plan.aux_layers), plan.dtype)
     free, reserve, where = context.store.free_bytes(), context.run.capture.reserve_bytes, context.store.root
     if free is None:
         free, where = shutil.disk_usage(context.work).free, str(context.work)

@@ -12,6 +12,7 @@ from eagle3_core.checks import aux_layers
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.corpus import Answer, read_corpus
+from eagle3_core.data.encoding import num_label_rows
 from eagle3_core.data.plan import (
     PLAN,
     SAMPLES,
@@ -28,7 +29,6 @@ from eagle3_core.data.reuse import arrange, captured_shards
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import ConfigError, StorageFullError
-from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.identity import TargetIdentity
 from eagle3_core.storage import PLANNING
 
@@ -67,13 +67,11 @@ def _plan(
         _write_shard(staged, index, [answers[position] for position in positions], identity)
         for index, positions in enumerate(found.shards)
     ]
-    per_token = feature_bytes_per_token(decides["hidden_size"], len(decides["aux_layers"]), capture.dtype)
-    tokens = sum(shard.tokens for shard in shards)
-    missing = sum(shards[index].tokens for index in found.fresh)
-    _check_space(context, per_token * missing)
     plan = ShardPlan.model_validate(
         {**decides, "shards": shards, "max_sample_tokens": context.run.data.max_sample_tokens}
     )
+    tokens = sum(shard.tokens for shard in shards)
+    _check_space(context, sum(plan.bytes_of(shards[index]) for index in found.fresh))
     (staged / PLAN).write_text(json.dumps(plan.model_dump(mode="json"), indent=1), encoding="utf-8")
     context.progress.update(len(shards), len(shards), "shards", captured_already=len(shards) - len(found.fresh))
     return context.commit(
@@ -83,10 +81,10 @@ def _plan(
             "num_shards": len(shards),
             "samples": len(answers),
             "tokens": tokens,
-            "bytes": per_token * tokens,
-            "bytes_per_token": per_token,
+            "bytes": plan.bytes,
+            "bytes_per_token": round(plan.bytes / tokens),
             "captured_shards": len(shards) - len(found.fresh),
-            "tokens_to_capture": missing,
+            "tokens_to_capture": sum(shards[index].tokens for index in found.fresh),
         },
     )
 
@@ -139,5 +137,6 @@ def _write_shard(staged: Path, index: int, answers: Sequence[Answer], identity: 
         digest=digest,
         sample_ids=tuple(answer.id for answer in answers),
         tokens=int(tensors["lengths"].sum()),
+        label_rows=sum(num_label_rows(answer.length, len(answer.output_ids)) for answer in answers),
         key=shard_place(identity, digest),
     )

@@ -82,7 +82,7 @@ def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
     layers = aux_layers(config.target, shape)
     # Expected, not the worst case: half of the longest answer, plus a prompt of 64 tokens.
     tokens = count * (64 + config.data.max_new_tokens // 2)
-    per_token = feature_bytes_per_token(shape.hidden_size, len(layers), config.capture.dtype)
+    per_token = feature_bytes_per_token(shape.hidden_size, len(layers), config.capture.dtype, config.capture.fp8)
     need, free = tokens * per_token, store.free_bytes()
     if free is not None and free < need + config.capture.reserve_bytes:
         # Looked up only where it matters: naming the target by content can take minutes the first time.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
-from eagle3_core.data.features import INDEX, SAMPLES
+from eagle3_core.data.encoding import num_label_rows
+from eagle3_core.data.features import INDEX, SAMPLES, SCHEMA
 from eagle3_core.data.plan import PlannedSample, ShardPlan, read_plan, read_samples
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import ShardFinding, quarantine_bad
@@ -42,7 +44,8 @@ def run(context: StageContext) -> Ref:
     return context.commit(
         staged,
         content=content,
-        facts={"aux_layers": list(plan.aux_layers), "dtype": plan.dtype, "target": plan.target, "engine": plan.engine},
+        facts={"aux_layers": list(plan.aux_layers), "encoding": plan.encoding.model_dump(mode="json"),
+               "target": plan.target, "engine": plan.engine},
         ref_facts={"samples": len(samples), "held_out": sum(sample.held_out for sample in samples),
                    "tokens": tokens, "supervised": supervised, "shards": len(findings)},
     )  # fmt: skip
@@ -92,13 +95,19 @@ def _write(staged: Path, plan: ShardPlan, samples: Sequence[PlannedSample], find
 
     length = np.array([sample.length for sample in samples], dtype=np.int32)
     shard = np.array([sample.shard for sample in samples], dtype=np.int32)
-    before = np.cumsum(length, dtype=np.int64) - length
+    labels = np.array([num_label_rows(sample.length, sample.supervised) for sample in samples], dtype=np.int32)
     firsts = np.searchsorted(shard, np.arange(len(plan.shards)))
+
+    def within_shard(rows: Any) -> Any:
+        before = np.cumsum(rows, dtype=np.int64) - rows
+        return before - before[firsts][shard]
+
     domains = sorted({sample.domain for sample in samples})
     save_file(
         {
             "length": length,
-            "offset": before - before[firsts][shard],
+            "offset": within_shard(length),
+            "last_offset": within_shard(labels if plan.last_rows == "labels" else length),
             "shard": shard,
             "supervised": np.array([sample.supervised for sample in samples], dtype=np.int32),
             "held_out": np.array([sample.held_out for sample in samples], dtype=np.bool_),
@@ -108,7 +117,8 @@ def _write(staged: Path, plan: ShardPlan, samples: Sequence[PlannedSample], find
     )
     values = {
         "aux_layers": list(plan.aux_layers),
-        "dtype": plan.dtype,
+        "schema_version": SCHEMA,
+        "encoding": plan.encoding.model_dump(mode="json"),
         "hidden_size": plan.hidden_size,
         "target": plan.target,
         "engine": plan.engine,

@@ -42,10 +42,16 @@ def test_37312_samples_open_without_any_shard_being_there(tmp_path):
     staged.mkdir()
     zeros = np.zeros(count, np.int32)
     columns = {"length": lengths, "supervised": lengths, "shard": zeros, "domain": zeros}
-    columns |= {"offset": zeros.astype(np.int64), "held_out": zeros.astype(np.bool_)}
+    columns |= {
+        "offset": zeros.astype(np.int64),
+        "last_offset": zeros.astype(np.int64),
+        "held_out": zeros.astype(np.bool_),
+    }
     save_file(columns, staged / "index.safetensors")
     names = {
-        "aux_layers": [1, 29, 57], "dtype": "bfloat16", "hidden_size": 7168, "target": {}, "domains": ["general"],
+        "schema_version": "eagle3/feature-set/2", "aux_layers": [1, 29, 57], "hidden_size": 7168, "target": {},
+        "encoding": {"dtype": "bfloat16", "fp8": "none", "last_rows": "labels", "num_aux": 3, "hidden_size": 7168},
+        "domains": ["general"],
         "sample_ids": [f"{number:024x}" for number in range(count)],
         "shards": [{"key": "capture/x/00000", "manifest_sha256": "0" * 64}],
     }  # fmt: skip

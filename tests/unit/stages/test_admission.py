@@ -27,7 +27,8 @@ class QuotaStore(LocalStore):
 
 
 def shard_bytes(flow, index):
-    return read_plan(load(flow.store, flow.refs[Kind.SHARD_PLAN])).shards[index].tokens * (4 * 8 * 4 + 5)
+    plan = read_plan(load(flow.store, flow.refs[Kind.SHARD_PLAN]))
+    return plan.bytes_of(plan.shards[index])
 
 
 def left_over(flow):

@@ -8,6 +8,7 @@ import torch
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.data.corpus import read_corpus, read_prompt_set
+from eagle3_core.data.encoding import label_rows
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.data.plan import read_plan, read_samples
 from eagle3_core.errors import (
@@ -19,6 +20,7 @@ from eagle3_core.errors import (
     StorageFullError,
     TargetError,
 )
+from eagle3_core.repair import inspect
 from eagle3_core.storage import load
 from eagle3_core.vocab import VocabMap
 
@@ -208,12 +210,24 @@ def test_the_plan_holds_every_sample_once_in_shards_within_the_bound(planned):
     assert plan.aux_layers == (1, 3, 4)
     facts = planned.refs[Kind.SHARD_PLAN].facts
     assert facts["tokens"] == sum(answer.length for answer in answers)
-    assert facts["bytes"] == facts["tokens"] * (4 * 8 * 4 + 5)
+    # Every token has aux hidden states, its id and its mask, those a label needs the last hidden state too.
+    labels = sum(shard.label_rows for shard in plan.shards)
+    assert 0 < labels < facts["tokens"]
+    assert facts["bytes"] == facts["tokens"] * (3 * 8 * 4 + 5) + labels * 8 * 4
 
 
 def test_there_are_never_more_shards_than_tasks(planned):
     planned.config = changed(planned.config, "capture", max_tasks=3)
     assert planned.run("plan_capture").facts["num_shards"] <= 3
+
+
+def test_shards_that_are_stored_or_computed_otherwise_are_other_shards(planned):
+    keys = {planned.shard_key(0)}
+    for change in ({"fp8": "aux"}, {"fp8": "all"}, {"last_rows": "all"}, {"dtype": "bfloat16"}, {"prefill_tokens": 64}):
+        planned.config = changed(planned.config, "capture", **change)
+        planned.run("plan_capture")
+        keys.add(planned.shard_key(0))
+    assert len(keys) == 6
 
 
 def test_a_plan_that_would_not_fit_is_refused_with_the_figures(planned):
@@ -223,17 +237,31 @@ def test_a_plan_that_would_not_fit_is_refused_with_the_figures(planned):
 
 
 # ---------------------------------------------------------------------------------------------------------- capture
-def test_a_feature_set_gives_back_what_the_engine_computed(sealed, engine):
-    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
-    answers = {answer.id: answer for answer in read_corpus(load(sealed.store, sealed.refs[Kind.CORPUS]))}
+@pytest.mark.parametrize("last_rows", ["labels", "all"])
+@pytest.mark.parametrize("fp8", ["none", "aux", "all"])
+def test_a_feature_set_gives_back_what_the_engine_computed(planned, engine, fp8, last_rows):
+    planned.config = changed(planned.config, "capture", fp8=fp8, last_rows=last_rows)
+    planned.run("plan_capture")
+    planned.capture_all()
+    plan, written = planned.refs[Kind.SHARD_PLAN], planned.run("seal")
+    assert [finding.state for finding in inspect(planned.store, plan, lambda _count: None)] == ["ok"] * 5
+    features = FeatureSet.open(planned.store, written)
+    answers = {answer.id: answer for answer in read_corpus(load(planned.store, planned.refs[Kind.CORPUS]))}
     assert len(features) == len(answers)
+    # Three bits of mantissa.
+    aux_error, last_error = (2**-4 if fp8 in known else 0.0 for known in (("aux", "all"), ("all",)))
     for position, name in enumerate(features.sample_ids):
         answer, sample = answers[name], features.read(position)
         ids = torch.tensor(answer.input_ids + answer.output_ids)
         assert torch.equal(sample.input_ids, ids)
         assert sample.loss_mask.tolist() == [False] * len(answer.input_ids) + [True] * len(answer.output_ids)
-        assert torch.equal(sample.aux_hidden_states, engine.states(ids, 24))
-        assert torch.equal(sample.last_hidden_state, engine.states(ids + 7, 8))
+        torch.testing.assert_close(sample.aux_hidden_states, engine.states(ids, 24), rtol=aux_error, atol=2e-5)
+        rows = torch.arange(len(ids)) if last_rows == "all" else label_rows(sample.loss_mask)
+        wanted = torch.full((len(ids), 8), torch.nan)
+        wanted[rows] = engine.states(ids + 7, 8)[rows]
+        torch.testing.assert_close(
+            sample.last_hidden_state, wanted, rtol=last_error, atol=2e-5 if last_error else 0, equal_nan=True
+        )
         assert features.lengths[position] == answer.length
         assert features.supervised[position] == len(answer.output_ids)
         assert features.held_out[position] == answer.held_out
@@ -307,7 +335,7 @@ def test_values_too_large_for_the_stored_precision_are_refused(planned, engine):
     planned.config = changed(planned.config, "capture", dtype="float16")
     planned.run("plan_capture")
     engine.disturb = lambda n, aux, last: (aux * 1e6, last)
-    with pytest.raises(CaptureMismatchError, match=r"not finite in torch.float16; choose a wider capture.dtype"):
+    with pytest.raises(CaptureMismatchError, match=r"not finite in float16; choose a wider capture.dtype"):
         planned.run("capture", 0)
 
 
