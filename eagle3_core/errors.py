@@ -14,6 +14,8 @@ Eagle3Error
 |-- EngineError              retry   SGLang failed in a way a new start may cure
 |   |-- EngineDiedError              the server process died
 |   |-- EngineStartError             it never became ready
+|   |   `-- EngineMemoryError fix    for want of memory: the same arguments would fail again
+|   |-- GpuBusyError                 somebody else holds the GPUs
 |   |-- EngineUnreachableError       the server lives but does not answer
 |   |-- CaptureMismatchError         hidden states do not belong to the request
 |   |-- EngineArgsError      fix     flags the installed SGLang would refuse or rewrite
@@ -118,6 +120,16 @@ class EngineDiedError(EngineError):
 
 class EngineStartError(EngineError):
     """The server did not become ready."""
+
+
+class EngineMemoryError(EngineStartError):
+    """The server did not become ready for want of memory; the same arguments would fail again."""
+
+    remedy = Remedy.FIX
+
+
+class GpuBusyError(EngineError):
+    """Processes that are not ours hold the GPUs; they may end, and nobody here ends them."""
 
 
 class EngineUnreachableError(EngineError):

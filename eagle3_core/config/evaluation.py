@@ -24,20 +24,46 @@ class DraftShape(Section):
     @classmethod
     def from_name(cls, name: str) -> DraftShape:
         """Read `7/1/8`."""
-        parts = [int(part) for part in name.split("/")]
-        return cls(num_steps=parts[0], topk=parts[1], num_draft_tokens=parts[2])
+        return cls.model_validate(name)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _may_be_a_name(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        parts = value.split("/")
+        if len(parts) != 3 or not all(part.strip().isdigit() for part in parts):
+            raise ValueError(f"expected steps/topk/draft tokens like 7/1/8, found {value!r}")
+        return dict(zip(("num_steps", "topk", "num_draft_tokens"), map(int, parts), strict=True))
 
     @model_validator(mode="after")
     def _what_sglang_does_not_check(self) -> Self:
         if self.topk == 1 and self.num_draft_tokens != self.num_steps + 1:
+            chain, tree = f"{self.num_draft_tokens - 1}/1/{self.num_draft_tokens}", self._tree()
             raise ValueError(
-                f"{self.name}: at topk 1 SGLang silently rewrites draft tokens to steps+1 = {self.num_steps + 1}; "
-                f"for {self.num_draft_tokens} of them ask for {self.num_draft_tokens - 1}/1/{self.num_draft_tokens}"
+                f"{self.name}: at topk 1 the draft is a chain, and SGLang would silently verify steps+1 = "
+                f"{self.num_steps + 1} tokens, not {self.num_draft_tokens}; ask for the longer chain {chain}"
+                f"{f', or for the tree {tree}' if tree else ''}, or for {self.num_steps}/1/{self.num_steps + 1}"
             )
-        most = 1 + self.topk + (self.num_steps - 1) * self.topk**2
+        most = most_tokens(self.num_steps, self.topk)
         if self.num_draft_tokens > most:
-            raise ValueError(f"{self.name}: the tree holds at most {most} tokens (1 + topk + (steps-1)*topk^2)")
+            raise ValueError(
+                f"{self.name}: {self.num_steps} steps at topk {self.topk} yield a tree of at most {most} tokens "
+                f"(1 + topk + (steps-1)*topk^2), where SGLang ends with `selected index k out of range`; ask for "
+                f"{self.num_steps}/{self.topk}/{most} or fewer"
+            )
         return self
+
+    def _tree(self) -> str:
+        """Return a tree of as many tokens and steps, empty where none is large enough."""
+        fitting = (topk for topk in (2, 4, 8) if self.num_draft_tokens <= most_tokens(self.num_steps, topk))
+        topk = next(fitting, None)
+        return f"{self.num_steps}/{topk}/{self.num_draft_tokens}" if topk else ""
+
+
+def most_tokens(num_steps: int, topk: int) -> int:
+    """Return how many tokens a draft tree can hold, the root included."""
+    return 1 + topk + (num_steps - 1) * topk**2
 
 
 class EvaluationConfig(Section):

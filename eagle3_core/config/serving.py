@@ -23,8 +23,17 @@ class ServingConfig(Section):
         description="Further SGLang flags without the dashes, e.g. {mem-fraction-static: 0.8}; checked against the "
         "installed version before any launch.",
     )
-    startup_timeout_s: float = Field(
-        1800.0, ge=10, description="Longest wait for a server to become ready.", json_schema_extra=NOT_IDENTITY
+    startup_silence_s: float = Field(
+        600.0,
+        ge=10,
+        description="Longest silence of a starting server: seconds without a new line in its log. A start may take as "
+        "long as it likes.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    share_gpus: bool = Field(
+        False,
+        description="Start beside processes of others on the same GPUs, which is refused otherwise.",
+        json_schema_extra=NOT_IDENTITY,
     )
     threads: int = Field(
         2, ge=1, le=1024, description="CPU threads of one engine on a CPU.", json_schema_extra=NOT_IDENTITY

@@ -4,7 +4,8 @@ Nothing here imports torch, transformers or sglang at module level except `hf.py
 
 What other packages use::
 
-    from eagle3_core.engine.launch import LaunchPlan, validate
+    from eagle3_core.engine.effective import validate
+    from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.platform import resolve_device          # "auto" -> "cpu" | "cuda", without importing torch
     from eagle3_core.engine.fingerprint import fingerprint, require_known_good   # light: reads sources, imports nothing
     from eagle3_core.engine.server import SglangServer
@@ -19,7 +20,7 @@ Plans (pure; `serving` is `config.ServingConfig`, `shape` is `config.evaluation.
     plan = LaunchPlan.capture(target, dtype, serving, aux_layers, max_sample_tokens, prefill_tokens)   # ids from 0
     plan.argv(port)     # tuple[str, ...]: printable, testable
     plan.device         # "cpu" | "cuda"
-    validate(plan)      # seconds, in a subprocess, against the installed SGLang -> dict of resolved fields
+    validate([plan])    # seconds, in a subprocess, against the installed SGLang -> the resolved fields of each
                         # raises EngineArgsError (one line, with the right flag's name for a wrong one)
 
 Server::
@@ -28,9 +29,9 @@ Server::
         server.url, server.pid, server.ready_s, server.effective     # effective = arguments the server really runs with
         with server.client() as client: ...
 
-    Entering raises EngineStartError (log's last meaningful line) or EngineArgsError; leaving stops the whole process
-    tree (TERM, 10 s, KILL) and proves that port and processes are gone. If the server dies, the next client call
-    raises EngineDiedError within about a second.
+    Entering raises EngineStartError (log's last meaningful line), EngineArgsError or GpuBusyError (who holds the GPUs);
+    leaving stops the whole process tree (TERM, 10 s, KILL) and proves that port, processes and GPU memory are gone. If
+    the server dies, the next client call raises EngineDiedError within about a second.
 
 Client (`input_ids` in, `output_ids` out: the server's own token ids, nothing is tokenised here)::
 

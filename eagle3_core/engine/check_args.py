@@ -1,4 +1,7 @@
-"""Ask the installed SGLang about launch arguments; run as `python -m eagle3_core.engine.check_args REPORT ARGV...`."""
+"""Ask the installed SGLang about launch arguments: `python -m eagle3_core.engine.check_args REPORT ARGVS`.
+
+ARGVS is a JSON list of argument lists; one process asks about all of them, because importing SGLang takes the time.
+"""
 
 from __future__ import annotations
 
@@ -59,20 +62,19 @@ def resolve(argv: list[str]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if isinstance(value, plain)}
 
 
-def main(report: str, argv: list[str]) -> int:
-    """Write `{"resolved": ...}` or `{"error": one line}` to the report; return an exit status."""
+def answer(argv: list[str]) -> dict[str, Any]:
+    """Return `{"resolved": ...}` or `{"error": one line}`."""
     try:
-        answer: dict[str, Any] = {"resolved": resolve(argv)}
+        return {"resolved": resolve(argv)}
     except _RefusedError as error:
-        answer = {"error": str(error)}
+        return {"error": str(error)}
     except SystemExit:
-        answer = {"error": f"SGLang's argument parser refused {' '.join(argv)}"}
+        return {"error": f"SGLang's argument parser refused {' '.join(argv)}"}
     except Exception as error:  # noqa: BLE001 - whatever SGLang raises is its answer
         line = " ".join(str(error).split()) or "an assertion without a message"
-        answer = {"error": f"SGLang refuses these arguments: {type(error).__name__}: {line}"}
-    Path(report).write_text(json.dumps(answer), encoding="utf-8")
-    return 0 if "resolved" in answer else 2
+        return {"error": f"SGLang refuses these arguments: {type(error).__name__}: {line}"}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2:]))
+    answers = [answer(argv) for argv in json.loads(sys.argv[2])]
+    Path(sys.argv[1]).write_text(json.dumps(answers), encoding="utf-8")

@@ -1,15 +1,12 @@
 """Launch arguments of SGLang as data: what to serve, in which mode, on which device -> a tuple of arguments.
 
-Pure but for `validate`, which asks the installed SGLang in a subprocess.
+Pure; `engine/effective.py` asks the installed SGLang what it makes of them.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -168,6 +165,12 @@ class LaunchPlan:
         return longest
 
     @property
+    def gpus(self) -> tuple[int, int]:
+        """Return how many GPUs the server takes, and the number of the first among the visible ones."""
+        named = {name.lstrip("-").replace("_", "-"): value for name, value in self.serving.engine_args.items()}
+        return self.serving.tensor_parallel, int(named.get("base-gpu-id", 0))
+
+    @property
     def _hidden_size(self) -> int:
         return int(self.model.get("hidden_size") or _SMALLEST_SHARED_WIDTH)
 
@@ -237,60 +240,3 @@ def read_model_config(target: Path) -> Mapping[str, Any]:
         ) from error
     text: Mapping[str, Any] = config.get("text_config") or config
     return {**text, "architectures": config.get("architectures", [])}
-
-
-def validate(plan: LaunchPlan, timeout_s: float = 180.0) -> dict[str, Any]:
-    """Resolve the plan's arguments with the installed SGLang, in a subprocess, and return the resolved fields.
-
-    Raises:
-        EngineArgsError: SGLang would refuse or rewrite them; one line, with the likely name of a wrong flag.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        environment = os.environ | plan.environment(1)
-        report = Path(scratch) / "report.json"
-        command = [sys.executable, "-m", "eagle3_core.engine.check_args", str(report), *plan.argv()]
-        try:
-            done = subprocess.run(
-                command, env=environment, capture_output=True, text=True, timeout=timeout_s, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            raise EngineArgsError(f"SGLang did not check its arguments within {timeout_s:.0f} s") from error
-        if not report.exists():
-            tail = (done.stderr.strip().splitlines() or ["no output"])[-1]
-            raise EngineArgsError(f"SGLang could not be asked about its arguments (exit {done.returncode}): {tail}")
-        answer: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
-    if "error" in answer:
-        raise EngineArgsError(str(answer["error"]))
-    resolved: dict[str, Any] = answer["resolved"]
-    compare_effective(plan, resolved)
-    return resolved
-
-
-def compare_effective(plan: LaunchPlan, effective: Mapping[str, Any]) -> None:
-    """Check that the values SGLang runs with are those that were asked for.
-
-    Raises:
-        EngineArgsError: names every field that differs.
-    """
-    shape = plan.shape
-    wanted: dict[str, Any] = {
-        "dtype": plan.dtype,
-        "device": plan.device,
-        "speculative_algorithm": "EAGLE3" if shape else None,
-        "speculative_num_steps": shape.num_steps if shape else None,
-        "speculative_eagle_topk": shape.topk if shape else None,
-        "speculative_num_draft_tokens": shape.num_draft_tokens if shape else None,
-    }
-    if plan.device == "cpu":
-        wanted["attention_backend"] = "intel_amx"
-    if plan.mode == "capture":
-        wanted["disable_radix_cache"] = True
-        # Which samples share a prefill must be ours to decide.
-        wanted["chunked_prefill_size"] = wanted["max_prefill_tokens"] = plan.prefill_tokens
-    wrong = [
-        f"{name}: asked {value!r}, got {effective.get(name)!r}"
-        for name, value in wanted.items()
-        if effective.get(name) != value
-    ]
-    if wrong:
-        raise EngineArgsError("SGLang runs with other arguments than asked for: " + "; ".join(wrong))

@@ -15,11 +15,26 @@ _PHASES = (
 _ERROR = re.compile(r"^(?:\[[^\]]*\]\s*)?(?:[A-Za-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception|Interrupt)\b.*")
 _NOISE = re.compile(r"^\s*$|^\s+|^Traceback|^\s*File |^During handling|SIGQUIT|SIGTERM|^=+|^-+$")
 _LONGEST = 600
+_OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|CUDA error: out of memory", re.IGNORECASE)
+_TOO_LITTLE_LEFT = re.compile(r"Not enough memory.*mem-fraction-static", re.IGNORECASE)
 
 
 def phases(text: str) -> list[str]:
     """Return the phases a log shows, in the order of a start."""
     return [phase for needle, phase in _PHASES if needle in text]
+
+
+def memory_advice(text: str) -> str:
+    """Return what to change where a log says that memory was the trouble, else nothing.
+
+    The two complaints pull the same flag in opposite directions; smaller graphs and fewer requests help against both.
+    """
+    smaller = "lower cuda-graph-max-bs-decode or serving.max_running_requests first"
+    if _TOO_LITTLE_LEFT.search(text):
+        return f"weights leave no room for a KV cache: {smaller}, then raise mem-fraction-static in serving.engine_args"
+    if _OUT_OF_MEMORY.search(text):
+        return f"the GPU ran out of memory: {smaller}, then lower mem-fraction-static in serving.engine_args"
+    return ""
 
 
 def last_reason(path: Path) -> str:

@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import httpx
 
+from eagle3_core.engine import gpus, processes
 from eagle3_core.engine import log as server_log
-from eagle3_core.engine import processes
 from eagle3_core.engine.client import CaptureSettings, EngineClient, Sampling
-from eagle3_core.engine.launch import LaunchPlan, compare_effective
-from eagle3_core.errors import EngineDiedError, EngineError, EngineStartError
+from eagle3_core.engine.effective import compare_effective
+from eagle3_core.engine.launch import LaunchPlan
+from eagle3_core.engine.startup import StartWatch
+from eagle3_core.errors import EngineDiedError, EngineError
 
 if TYPE_CHECKING:
     from eagle3_core.context import StageContext
@@ -58,7 +60,7 @@ class SglangServer:
         plan: LaunchPlan,
         *,
         log: Path,
-        startup_timeout_s: float = 600.0,
+        silence_s: float = 600.0,
         threads: int = 2,
         on_phase: Callable[[str], None] | None = None,
     ) -> None:
@@ -67,7 +69,7 @@ class SglangServer:
         self.log = log
         self.effective: Mapping[str, Any] = {}
         self.ready_s = 0.0
-        self._timeout_s, self._threads = startup_timeout_s, threads
+        self._silence_s, self._threads = silence_s, threads
         self._on_phase = on_phase or (lambda _text: None)
         self._mark = uuid.uuid4().hex
         self._port = 0
@@ -82,7 +84,7 @@ class SglangServer:
         """Prepare the server of a running stage: its log in the job's work, its phases among the job's."""
         serving = context.run.serving
         return cls(
-            plan, log=context.work / "sglang.log", startup_timeout_s=serving.startup_timeout_s,
+            plan, log=context.work / "sglang.log", silence_s=serving.startup_silence_s,
             threads=serving.threads, on_phase=context.progress.phase,
         )  # fmt: skip
 
@@ -103,8 +105,8 @@ class SglangServer:
         """Return every living process of this server."""
         return processes.marked(self._mark)
 
-    def client(self) -> EngineClient:
-        """Return a client that notices the server's death."""
+    def client(self, timeout_s: float = 3600.0) -> EngineClient:
+        """Return a client that notices the server's death; a request may take `timeout_s`."""
         capture = None
         if self._spool is not None:
             capture = CaptureSettings(
@@ -115,6 +117,7 @@ class SglangServer:
             capture=capture,
             speculating=self.plan.mode == "speculate",
             cause_of_death=self.cause_of_death,
+            timeout_s=timeout_s,
         )
 
     def cause_of_death(self) -> EngineDiedError | None:
@@ -132,8 +135,10 @@ class SglangServer:
     def __enter__(self) -> Self:
         started = time.monotonic()
         try:
+            self._require_gpus()
+            watch = StartWatch(self.log, self._mark, self._silence_s, self._on_phase)
             self._start()
-            self._wait_until_it_generates(started)
+            self._wait_until_it_generates(watch)
             self._read_back()
         except BaseException:
             self._stop(kill=True)
@@ -159,32 +164,30 @@ class SglangServer:
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=environment, start_new_session=True
             )
 
-    def _wait_until_it_generates(self, started: float) -> None:
+    def _wait_until_it_generates(self, watch: StartWatch) -> None:
         """Poll until a real request has been answered.
 
         Raises:
-            EngineStartError: the process ended or the time is up.
+            EngineStartError: the process ended, or shows no sign of life.
         """
-        shown = 0
         assert self._process is not None
         while True:
-            if self._process.poll() is not None:
-                raise EngineStartError(
-                    f"SGLang ended with status {self._process.returncode} before it was ready: "
-                    f"{server_log.last_reason(self.log)} [{self.log}]"
-                )
-            if time.monotonic() - started > self._timeout_s:
-                raise EngineStartError(
-                    f"SGLang was not ready within {self._timeout_s:.0f} s: {server_log.last_reason(self.log)} "
-                    f"[{self.log}]; raise serving.startup_timeout_s or read the log"
-                )
-            phases = server_log.phases(self.log.read_text(encoding="utf-8", errors="replace"))
-            for phase in phases[shown:]:
-                self._on_phase(phase)
-            shown = len(phases)
+            watch.look(self._process.poll())
             if processes.listening(self._port) and self._generates():
                 return
             time.sleep(0.2)
+
+    def _require_gpus(self) -> None:
+        """Refuse GPUs that somebody else holds.
+
+        Raises:
+            GpuBusyError: names them.
+        """
+        if self.plan.device == "cpu" or self.plan.serving.share_gpus:
+            return
+        self._on_phase("engine: looking whether the GPUs are free")
+        if not gpus.require_free(*self.plan.gpus):
+            self._on_phase("engine: no nvidia-smi to ask whether the GPUs are free")
 
     def _generates(self) -> bool:
         try:
@@ -193,7 +196,7 @@ class SglangServer:
         except httpx.HTTPError:
             return False
         prompt = [min(1, int(self.plan.model.get("vocab_size", 2)) - 1)] * 3
-        with self.client() as client:
+        with self.client(timeout_s=self._silence_s) as client:
             if self.plan.mode == "capture":
                 # Proof that the plugin is in place: a server without it would spool nothing.
                 next(iter(client.capture([prompt])))
@@ -228,7 +231,8 @@ class SglangServer:
         """End every process; return what is left, empty for nothing."""
         self._closing.set()
         process = self._process
-        segments = processes.shared_memory(self.pids, "sglang_loads_")
+        pids = self.pids
+        segments = processes.shared_memory(pids, "sglang_loads_")
         if process is not None and not kill and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
@@ -245,5 +249,7 @@ class SglangServer:
             self._watcher.join()
         if self._spool is not None:
             shutil.rmtree(self._spool, ignore_errors=True)
+        held = gpus.require_released(pids, *self.plan.gpus) if self.plan.device == "cuda" and pids else ""
         busy = process is not None and processes.listening(self._port)
-        return f"processes {left}" * bool(left) + f" port {self._port}" * busy
+        found = (f"processes {left}" * bool(left), f"port {self._port}" * busy, f"GPU memory: {held}" * bool(held))
+        return ", ".join(filter(None, found))

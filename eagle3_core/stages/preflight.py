@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import platform
 import shutil
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from eagle3_core.artifacts import Ref
@@ -15,12 +17,17 @@ from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import capture_decides, capture_identity
 from eagle3_core.data.reuse import captured_shards
+from eagle3_core.engine import gpus
+from eagle3_core.engine.effective import validate
 from eagle3_core.engine.fingerprint import require_known_good
-from eagle3_core.engine.launch import LaunchPlan, validate
+from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.layers import engine_layer_ids
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import Eagle3Error, PreflightError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
+from eagle3_core.export.configs import write_config
+from eagle3_core.export.dialects import DIALECTS
+from eagle3_core.export.facts import DrafterFacts
 from eagle3_core.identity import read_config, read_target, resolve_target, target_fingerprint
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.storage import ObjectStore
@@ -40,6 +47,7 @@ def run(context: StageContext) -> Ref:
         "template": lambda: _template(config),
         "engine": lambda: require_known_good(),
         "flags": lambda: _flags(context),
+        "gpus": lambda: _gpus(config),
         "shared memory": _shared_memory,
         "host": lambda: {"python": platform.python_version(), "device": resolve_device(config.serving.device)},
     }
@@ -64,12 +72,18 @@ def _drafter(config: RunConfig) -> dict[str, Any]:
     directory = resolve_target(config)
     shape = read_target(directory)
     layers = aux_layers(config.target, shape)
-    sizes = DrafterArchitecture.for_target(
-        read_config(directory), config.drafter, aux_layers=layers,
-        draft_vocab_size=config.drafter.vocab_size(shape.vocab_size), target_sha256="",
-    )  # fmt: skip
+    sizes = _sizes(config)
     ids = engine_layer_ids(layers, shape.model_class, shape.num_layers)
     return {"aux_layers": layers, "layer_ids": ids, "heads": sizes.num_heads, "head_dim": sizes.head_dim}
+
+
+def _sizes(config: RunConfig) -> DrafterArchitecture:
+    directory = resolve_target(config)
+    shape = read_target(directory)
+    return DrafterArchitecture.for_target(
+        read_config(directory), config.drafter, aux_layers=aux_layers(config.target, shape),
+        draft_vocab_size=config.drafter.vocab_size(shape.vocab_size), target_sha256="",
+    )  # fmt: skip
 
 
 def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
@@ -125,13 +139,34 @@ def _flags(context: StageContext) -> dict[str, Any]:
         config.capture.prefill_tokens,
     )
     engine = require_known_good()
-    accepted: dict[str, Any] = {}
-    for name, plan in plans.items():
-        key = f"preflight/flags/{canonical_sha256([engine, plan.argv(0)])[:24]}.json"
+    with tempfile.TemporaryDirectory() as drafter:
+        _write_config(config, Path(drafter), shape.num_layers)
+        plans["speculate"] = LaunchPlan.speculate(
+            target, config.target.dtype, config.serving, Path(drafter), config.evaluation.primary_shape
+        )
+        accepted = {
+            name: ["drafter" if part == drafter else part for part in plan.argv(0)] for name, plan in plans.items()
+        }
+        key = f"preflight/flags/{canonical_sha256([engine, accepted])[:24]}.json"
         if not context.store.exists(key):
-            context.store.write_bytes(key, json.dumps(validate(plan), default=str).encode())
-        accepted[name] = list(plan.argv(0))
+            resolved = dict(zip(plans, validate(list(plans.values())), strict=True))
+            context.store.write_bytes(key, json.dumps(resolved, default=str).encode())
     return accepted
+
+
+def _write_config(config: RunConfig, directory: Path, target_layers: int) -> None:
+    """Write what export will write of a drafter that is not trained yet; SGLang reads no weights to check arguments."""
+    facts = DrafterFacts.of_architecture(_sizes(config)).model_copy(update={"target_layers": target_layers})
+    values = write_config(facts, DIALECTS["sglang"], config.target.dtype, "the drafter to be trained")
+    (directory / "config.json").write_text(json.dumps(values), encoding="utf-8")
+    (directory / "model.safetensors").touch()
+
+
+def _gpus(config: RunConfig) -> dict[str, Any]:
+    """Ask who holds the GPUs; what is held now may be free later, and every launch asks again."""
+    if resolve_device(config.serving.device) == "cpu" or config.serving.share_gpus:
+        return {"asked": False}
+    return {"asked": gpus.require_free(config.serving.tensor_parallel, within_s=0)}
 
 
 def _shared_memory() -> dict[str, int]:

@@ -18,8 +18,9 @@ from eagle3_core.config.evaluation import DraftShape
 from eagle3_core.config.serving import ServingConfig
 from eagle3_core.engine import processes
 from eagle3_core.engine.client import Sampling
+from eagle3_core.engine.effective import validate
 from eagle3_core.engine.hf import TransformersCapture
-from eagle3_core.engine.launch import LaunchPlan, validate
+from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.server import SglangServer
 from eagle3_core.engine.spool import new_group
 from eagle3_core.errors import EngineArgsError, EngineDiedError
@@ -234,4 +235,4 @@ def test_speculation_changes_no_token_counts_its_passes_and_tells_its_death(targ
 def test_a_flag_sglang_does_not_have_is_refused_with_the_one_that_was_meant(target):
     serving = SERVING.model_copy(update={"engine_args": {"mem-fraction": 0.5}})
     with pytest.raises(EngineArgsError, match="did you mean --mem-fraction-static"):
-        validate(LaunchPlan.serve(target, "float32", serving))
+        validate([LaunchPlan.serve(target, "float32", serving)])

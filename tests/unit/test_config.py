@@ -46,15 +46,41 @@ def test_what_things_are_does_enter_content_names():
     assert base.slice(("training",)) != other.slice(("training",))
 
 
-def test_sixteen_draft_tokens_on_a_chain_explain_what_to_ask_for():
-    with pytest.raises(ValueError, match="15/1/16"):
-        DraftShape.from_name("5/1/16")
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        ("5/1/16", ["verify steps+1 = 6 tokens, not 16", "15/1/16", "the tree 5/2/16", "5/1/6"]),
+        ("4/1/24", ["verify steps+1 = 5 tokens, not 24", "23/1/24", "the tree 4/4/24"]),
+        ("1/1/100", ["99/1/100, or for 1/1/2"]),
+        ("5/1/4", ["verify steps+1 = 6 tokens, not 4", "3/1/4"]),
+    ],
+)
+def test_a_chain_of_another_length_explains_what_sglang_would_do_and_what_to_ask_for(shape, advice):
+    with pytest.raises(ValueError, match="at topk 1 the draft is a chain") as caught:
+        DraftShape.from_name(shape)
+    assert all(part in str(caught.value) for part in advice)
 
 
-def test_a_tree_larger_than_its_branches_is_refused():
-    assert DraftShape.from_name("3/2/11").num_draft_tokens == 11
-    with pytest.raises(ValueError, match="at most 11"):
-        DraftShape.from_name("3/2/12")
+@pytest.mark.parametrize("shape", ["3/2/11", "5/8/64", "1/4/5", "7/1/8", "1/1/2"])
+def test_a_tree_as_large_as_its_branches_is_fine(shape):
+    assert DraftShape.from_name(shape).name == shape
+
+
+@pytest.mark.parametrize(("shape", "most"), [("3/2/12", 11), ("1/4/6", 5), ("2/4/22", 21)])
+def test_a_tree_larger_than_its_branches_is_refused(shape, most):
+    with pytest.raises(ValueError, match=f"at most {most} tokens"):
+        DraftShape.from_name(shape)
+
+
+def test_shapes_can_be_typed_as_they_are_shown():
+    run = load_recipe("demo", dict([parse_override("evaluation.shapes=[3/1/4, 7/1/8]")]))
+    assert [shape.name for shape in run.evaluation.shapes] == ["3/1/4", "7/1/8"]
+
+
+@pytest.mark.parametrize("shape", ["7/1", "7/1/x", "", {"num_steps": 7, "topk": 1}])
+def test_half_a_shape_is_refused_and_never_filled(shape):
+    with pytest.raises(ConfigError, match=r"evaluation\.shapes"):
+        load_recipe("demo", {"evaluation.shapes": [shape]})
 
 
 def test_an_answer_as_long_as_the_whole_sample_is_refused():

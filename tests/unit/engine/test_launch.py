@@ -9,8 +9,9 @@ from eagle3_core.config.evaluation import DraftShape
 from eagle3_core.config.serving import ServingConfig
 from eagle3_core.engine import plugin
 from eagle3_core.engine.check_args import unknown_flags
+from eagle3_core.engine.effective import compare_effective
 from eagle3_core.engine.flags import override
-from eagle3_core.engine.launch import CPU_SITE, LaunchPlan, compare_effective
+from eagle3_core.engine.launch import CPU_SITE, LaunchPlan
 from eagle3_core.engine.prefills import most_samples
 from eagle3_core.errors import EngineArgsError
 
@@ -137,6 +138,24 @@ def test_flags_that_have_a_place_of_their_own_are_refused_in_engine_args():
         override([], {"speculative-num-steps": 3})
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("num-speculative-tokens", r"--speculative-num-draft-tokens, which is set by evaluation\.shapes"),
+        ("--num_speculative_tokens", r"--speculative-num-draft-tokens, which is set by evaluation\.shapes"),
+        ("speculative-model", "--speculative-draft-model-path, which is set by the evaluated shape"),
+        ("max-num-seqs", r"--max-running-requests, which is set by serving\.max_running_requests"),
+        ("gpu-memory-utilization", "its name for it is --mem-fraction-static; say that"),
+        ("max-model-len", "its name for it is --context-length; say that"),
+        ("tensor-parallel-size", r"this flag is set by serving\.tensor_parallel"),
+        ("model", r"this flag is set by target\.model"),
+    ],
+)
+def test_a_flag_of_vllm_or_of_an_older_sglang_names_the_right_one_and_its_place(name, advice):
+    with pytest.raises(EngineArgsError, match=advice):
+        override([], {name: 3})
+
+
 def test_a_drafter_without_weights_is_refused_before_any_start(target, drafter):
     (drafter / "model.safetensors").unlink()
     with pytest.raises(EngineArgsError, match="run export first"):
@@ -157,6 +176,17 @@ def test_a_rewritten_number_is_an_error(target, drafter):
     compare_effective(plan, effective)
     with pytest.raises(EngineArgsError, match="speculative_num_draft_tokens: asked 4, got 16"):
         compare_effective(plan, effective | {"speculative_num_draft_tokens": 16})
+
+
+def test_what_the_user_asked_for_is_compared_too(target):
+    serving = CPU.model_copy(update={"engine_args": {"mem-fraction-static": 0.8, "page_size": 4, "no-such-field": 1,
+                                                     "sleep-on-idle": False}})  # fmt: skip
+    plan = LaunchPlan.serve(target, "float32", serving)
+    effective = {"dtype": "float32", "device": "cpu", "attention_backend": "intel_amx", "mem_fraction_static": 0.8,
+                 "page_size": 4, "sleep_on_idle": True}  # fmt: skip
+    compare_effective(plan, effective)
+    with pytest.raises(EngineArgsError, match="page_size: asked 4, got 64"):
+        compare_effective(plan, effective | {"page_size": 64})
 
 
 def test_a_wrong_flag_names_the_one_that_was_meant():

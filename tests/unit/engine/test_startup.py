@@ -1,0 +1,139 @@
+"""Starts that go wrong, or are merely slow: a module called sglang.launch_server stands for the real one."""
+
+import json
+import textwrap
+
+import pytest
+
+from eagle3_core.config.serving import ServingConfig
+from eagle3_core.engine.launch import LaunchPlan
+from eagle3_core.engine.server import SglangServer
+from eagle3_core.engine.startup import StartWatch
+from eagle3_core.errors import EXIT_CODES, EngineMemoryError, EngineStartError, EngineUnreachableError
+
+SERVER = """
+    import http.server, json, sys, time, threading
+
+    PORT = int(sys.argv[sys.argv.index("--port") + 1])
+
+    def serve(first_generation_s=0.0):
+        began = time.monotonic()
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def answer(self, value):
+                body = json.dumps(value).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def do_GET(self):
+                self.answer({"dtype": "float32", "device": "cpu", "attention_backend": "intel_amx",
+                             "speculative_algorithm": None, "speculative_num_steps": None,
+                             "speculative_eagle_topk": None, "speculative_num_draft_tokens": None})
+
+            def do_POST(self):
+                self.rfile.read(int(self.headers["Content-Length"]))
+                time.sleep(max(0.0, began + first_generation_s - time.monotonic()))
+                self.answer({"output_ids": [5], "meta_info": {"finish_reason": {"type": "length"},
+                             "completion_tokens": 1, "prompt_tokens": 3}})
+
+            def log_message(self, *_parts):
+                pass
+
+        http.server.ThreadingHTTPServer(("127.0.0.1", PORT), Handler).serve_forever()
+
+"""
+
+
+@pytest.fixture
+def start(tmp_path, monkeypatch):
+    """Return a function that starts a server of which `body` is the program."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "max_position_embeddings": 512}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    package = tmp_path / "site" / "sglang"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+
+    def started(body, silence_s=60.0, on_phase=None):
+        program = textwrap.dedent(SERVER) + textwrap.dedent(body)
+        (package / "launch_server.py").write_text(program)
+        plan = LaunchPlan.serve(tmp_path, "float32", ServingConfig(device="cpu"))
+        return SglangServer(plan, log=tmp_path / "log", silence_s=silence_s, on_phase=on_phase)
+
+    return started
+
+
+def test_a_server_is_ready_when_it_has_generated_not_when_its_health_route_answers(start):
+    with start("serve(first_generation_s=3.0)") as server:
+        assert server.ready_s >= 3.0
+
+
+def test_a_server_that_answers_its_health_route_and_never_generates_is_given_up(start):
+    with pytest.raises(EngineUnreachableError, match="the server lives but"), start("serve(1e6)", silence_s=1.0):
+        pass
+
+
+def test_a_slow_start_that_shows_signs_of_life_is_left_alone(start):
+    body = """
+        for step in range(12):
+            print(f"Capturing batches (bs={step})", file=sys.stderr, flush=True)
+            time.sleep(0.5)
+        serve()
+    """
+    with start(body, silence_s=5.0) as server:
+        assert server.ready_s >= 6.0
+
+
+def test_silence_with_a_rank_killed_meanwhile_ends_the_start_and_says_so(start):
+    body = """
+        import os, signal, subprocess
+        rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print("Load weight begin. avail mem=20.59 GB", flush=True)
+        time.sleep(3.0)
+        os.kill(rank.pid, signal.SIGKILL)
+        time.sleep(600)
+    """
+    phases = []
+    with pytest.raises(EngineStartError) as caught, start(body, silence_s=6.0, on_phase=phases.append):
+        pass
+    assert "silent for 6 s" in str(caught.value)
+    assert "process" in str(caught.value)
+    assert "is gone" in str(caught.value)
+    assert "Load weight begin" in str(caught.value)
+    assert "engine: loading weights" in phases
+
+
+def test_a_kill_for_want_of_memory_is_told_from_the_control_groups_own_count(tmp_path, monkeypatch):
+    from eagle3_core.engine import startup
+
+    counts = iter([3, 4])
+    monkeypatch.setattr(startup, "out_of_memory_kills", lambda: next(counts))
+    (tmp_path / "log").write_text("Load weight begin.\n")
+    watch = StartWatch(tmp_path / "log", "nobody", 60.0, lambda _phase: None)
+    with pytest.raises(EngineStartError, match=r"signal SIGKILL.*killed a process here for want of memory"):
+        watch.look(-9)
+
+
+@pytest.mark.parametrize(
+    ("last", "advice"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.", "then lower mem-fraction-static"),
+        ("RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
+         "then raise mem-fraction-static"),
+    ],
+)  # fmt: skip
+def test_want_of_memory_is_not_retried_with_the_same_arguments(start, last, advice):
+    with pytest.raises(EngineMemoryError, match=advice) as caught, start(f"sys.exit({last!r})"):
+        pass
+    assert EXIT_CODES[caught.value.remedy] == 65
+    assert "cuda-graph-max-bs-decode or serving.max_running_requests first" in str(caught.value)
+
+
+def test_an_ordinary_crash_is_retried_and_an_earlier_starts_trouble_is_not_its_own(start, tmp_path):
+    (tmp_path / "log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    with pytest.raises(EngineStartError, match="ended with status 1") as caught, start("raise ValueError('port')"):
+        pass
+    assert type(caught.value) is EngineStartError
+    assert EXIT_CODES[caught.value.remedy] == 75
