@@ -10,6 +10,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from eagle3_core.config import DraftShape, ServingConfig
 from eagle3_core.engine.client import Sampling
@@ -20,9 +21,11 @@ from eagle3_core.evaluate.parity import HeldOut, compare, require, trained_logit
 from eagle3_core.evaluate.reference import Reference, TargetEnds
 from eagle3_core.export.own import export_drafter
 from eagle3_core.export.plan import TargetFacts
+from eagle3_core.export.remap import remap
 from eagle3_core.identity import read_config
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.model.drafter import Eagle3Drafter
+from tests.unit.export import tiny
 
 CODES = 8
 WIDTH = 2 * CODES
@@ -129,16 +132,27 @@ def exported(tmp_path_factory):
     return directory, root / "drafter", ends, network
 
 
-def test_sglang_accepts_what_the_reference_predicts_and_changes_no_token(exported, tmp_path):
+PROMPTS = [[8 * a + b, 8 * int(STEP[a]) + b] for b in range(6) for a in (0, 2, 5)]
+
+
+def serve(target, drafter, log):
+    serving = ServingConfig(device="cpu", max_running_requests=8, max_total_tokens=4096)
+    plan = LaunchPlan.speculate(target, "float32", serving, drafter, SHAPE)
+    with SglangServer(plan, log=log) as server, server.client() as client:
+        return client.generate_all(PROMPTS, Sampling(TOKENS), concurrency=4)
+
+
+@pytest.fixture(scope="module")
+def generations(exported, tmp_path_factory):
+    target, drafter, *_ = exported
+    return serve(target, drafter, tmp_path_factory.mktemp("served") / "sglang.log")
+
+
+def test_sglang_accepts_what_the_reference_predicts_and_changes_no_token(exported, generations):
     from transformers import LlamaForCausalLM
 
     directory, path, ends, network = exported
-    prompts = [[8 * a + b, 8 * int(STEP[a]) + b] for b in range(6) for a in (0, 2, 5)]
-    serving = ServingConfig(device="cpu", max_running_requests=8, max_total_tokens=4096)
-    plan = LaunchPlan.speculate(directory, "float32", serving, path, SHAPE)
-    with SglangServer(plan, log=tmp_path / "sglang.log") as server, server.client() as client:
-        generations = client.generate_all(prompts, Sampling(TOKENS), concurrency=4)
-    for prompt, generation in zip(prompts, generations, strict=True):
+    for prompt, generation in zip(PROMPTS, generations, strict=True):
         assert generation.output_ids == continued(prompt, TOKENS)
     served = pool(
         [
@@ -152,12 +166,60 @@ def test_sglang_accepts_what_the_reference_predicts_and_changes_no_token(exporte
     target = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     samples = [
         held_out(target, prompt, generation.output_ids, ends, str(generation.index))
-        for prompt, generation in zip(prompts, generations, strict=True)
+        for prompt, generation in zip(PROMPTS, generations, strict=True)
     ]
     parity = compare(Reference.load(path, ends), trained_logits(network), samples, SHAPE.num_steps)
     require(parity)
     assert 2.5 < parity.tau_export < 6.0
     assert served.acceptance_length == pytest.approx(parity.tau_export, rel=1e-9)
+
+
+def spelled(key, layer, root):
+    if key.startswith("layer."):
+        return layer + key.removeprefix("layer.")
+    return key if key == "lm_head.weight" else root + key
+
+
+def as_its_own_tool_writes_it(name, exported, directory):
+    """Write the drafter with the parameter names of a peer, spelled out in `tiny`, and its config without our block."""
+    target, drafter, _, network = exported
+    made = remap(drafter, directory / "made", name).out
+    config = made / ("drafter_config.json" if name == "own" else "config.json")
+    values = json.loads(config.read_text())
+    values.pop("eagle3", None)
+    maps = {key: value for key, value in load_file(drafter / "model.safetensors").items() if key in ("d2t", "t2d")}
+    tensors = {spelled(key, *tiny.PREFIXES[name]): value.contiguous() for key, value in network.state_dict().items()}
+    source = directory / "peer"
+    source.mkdir()
+    if name == "own":
+        save_file(tensors, source / "drafter.safetensors")
+        save_file(maps, source / "vocab.safetensors")
+    else:
+        kept = {"d2t": maps["d2t"]} if name == "modelopt" else maps
+        save_file({**tensors, **kept}, source / "model.safetensors")
+    (source / config.name).write_text(json.dumps(values))
+    return source, TargetFacts(read_config(target), str(target), lambda: "0" * 64)
+
+
+@pytest.mark.parametrize("name", sorted(tiny.PREFIXES))
+def test_a_peers_drafter_becomes_the_very_files_that_were_served(name, exported, tmp_path):
+    """Equal files are served with equal acceptance: no server has to start for each dialect."""
+    source, target = as_its_own_tool_writes_it(name, exported, tmp_path)
+    after = remap(source, tmp_path / "after", "sglang", told=name, target=target).out
+    before = exported[1]
+    assert (after / "model.safetensors").read_bytes() == (before / "model.safetensors").read_bytes()
+    configs = [json.loads((directory / "config.json").read_text()) for directory in (before, after)]
+    for config in configs:
+        config.pop("eagle3")
+    assert configs[0] == configs[1]
+
+
+def test_a_peers_drafter_that_sglang_reads_as_it_is_is_accepted_as_after_its_remap(exported, generations, tmp_path):
+    source, _ = as_its_own_tool_writes_it("automodel", exported, tmp_path)
+    before = serve(exported[0], source, tmp_path / "sglang.log")
+    told = [[(one.output_ids, one.spec_verify_ct, one.spec_accept_histogram) for one in many]
+            for many in (before, generations)]  # fmt: skip
+    assert told[0] == told[1]
 
 
 def test_transformers_reads_the_sizes_and_layers_the_server_will(exported):
