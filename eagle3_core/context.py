@@ -58,6 +58,7 @@ class StageContext:
         content: Mapping[str, str] | None = None,
         facts: Mapping[str, Any] | None = None,
         ref_facts: Mapping[str, Any] | None = None,
+        replace: bool = False,
     ) -> Ref:
         """Commit the staged files as this execution's output; see `storage.commit`."""
         return commit(
@@ -68,4 +69,5 @@ class StageContext:
             inputs=self.inputs,
             facts=facts,
             ref_facts=ref_facts,
+            replace=replace,
         )

@@ -21,7 +21,7 @@ from eagle3_core.cli.common import (
 )
 from eagle3_core.data.catalog import Catalog, FeatureEntry, read_catalog
 from eagle3_core.data.collect import Collection, remove, survey
-from eagle3_core.data.lineage import Lineage, read_lineage
+from eagle3_core.data.lineage import DAY_S, Lineage, read_lineage
 from eagle3_core.data.statistics import Share, Statistics, statistics
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, InputError, Remedy
 from eagle3_core.repair import ShardFinding, check_set, quarantine_bad
@@ -134,7 +134,8 @@ def gc(
 ) -> None:
     """Remove hidden states that no release, no unfinished run and no unfinished job refers to. Dry run by default.
 
-    Only plans, shards and feature sets go. What was removed is written to gc/ in the root, before it happens.
+    Only plans, shards and feature sets go, and what killed writers left more than a day ago: temporary files and
+    unfinished uploads. What was removed is written to gc/ in the root, before it happens.
     """
     with one_line_errors():
         store = existing_store(root)
@@ -145,12 +146,16 @@ def gc(
             return survey(store, history=history, abandoned_after_days=abandoned_after)
 
         found, record = remove(store, find) if yes else (find(), None)
+        left = store.leftovers(DAY_S, remove=yes)
         values = {"root": store.root, "dry_run": not yes, "sets": list(found.sets), "plans": list(found.plans),
-                  "shards": found.shards, "bytes": found.bytes, "kept": found.kept, "record": record}  # fmt: skip
+                  "shards": found.shards, "bytes": found.bytes, "kept": found.kept, "record": record,
+                  "leftovers": left}  # fmt: skip
         if as_json:
             print_json(values)
         else:
             _show_collection(found, record)
+            if left:
+                output.print(f"{len(left)} leftovers of killed writers, older than a day{'' if yes else '; add --yes'}")
 
 
 def _row(catalog: Catalog, lineage: Lineage, entry: FeatureEntry) -> dict[str, Any]:

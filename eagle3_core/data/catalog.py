@@ -15,6 +15,9 @@ from eagle3_core.storage.manifest import MANIFEST
 
 PLANS, SHARDS, SETS = (STAGES[name].name for name in ("plan_capture", "capture", "seal"))
 
+_SHARD_DEPTH = 3
+"""Parts of a shard's key: capture/<identity>/<shard>."""
+
 State = Literal["planned", "capturing", "captured", "sealed", "incomplete"]
 
 
@@ -122,8 +125,8 @@ def shard_keys(store: ObjectStore) -> dict[str, bool]:
     """Return every shard's key below capture/, and whether its manifest is there."""
     found: dict[str, bool] = {}
     for key in store.list_keys(SHARDS):
-        shard, _, name = key.rpartition("/")
-        found[shard] = found.get(shard, False) or name == MANIFEST
+        shard = "/".join(key.split("/")[:_SHARD_DEPTH])
+        found[shard] = found.get(shard, False) or key == f"{shard}/{MANIFEST}"
     return found
 
 

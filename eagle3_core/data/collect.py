@@ -95,8 +95,7 @@ def remove(store: ObjectStore, find: Callable[[], Collection]) -> tuple[Collecti
         JobError: a plan is being made.
     """
     with store.claim(PLANNING) as alone:
-        # A bucket has no claims and never says that it is ours.
-        if not alone and not store.root.startswith("s3://"):
+        if not alone:
             raise JobError(f"{store.root}: a plan is being made, which may use any shard; wait for it")
         found = find()
         record = {"schema_version": SCHEMA, "at": time.time(), "finished": False, "bytes": found.bytes,
@@ -140,7 +139,7 @@ def _sizes(store: ObjectStore, catalog: Catalog, keys: Sequence[str]) -> dict[st
 def _remove(store: ObjectStore, key: str) -> bool:
     """Remove an artifact, its manifest first; False if somebody works on it."""
     with store.claim(key) as ours:
-        if not ours and not store.root.startswith("s3://"):
+        if not ours:
             return False
         names = sorted(store.list_keys(key), key=lambda name: name != f"{key}/{MANIFEST}")
         for name in names:

@@ -64,7 +64,7 @@ def run(context: StageContext) -> Ref:
     staged = context.staged()
     (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
     context.progress.update(len(checks), len(checks), "checks")
-    return context.commit(staged, ref_facts={"checks": len(checks)})
+    return context.commit(staged, ref_facts={"checks": len(checks)}, replace=True)
 
 
 def _drafter(config: RunConfig) -> dict[str, Any]:

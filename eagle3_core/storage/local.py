@@ -7,15 +7,19 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ClassVar
 
 from eagle3_core.errors import InputError, StorageFullError
 
 
 class LocalStore:
     """Objects are files below one directory."""
+
+    in_place: ClassVar[bool] = True
 
     def __init__(self, directory: Path) -> None:
         """Use `directory`, made if absent.
@@ -55,8 +59,27 @@ class LocalStore:
             temp.replace(target)
             to_disk(target.parent)
 
-    def put_file(self, source: Path, key: str) -> None:
+    def swap(self, key: str, data: bytes, seen: bytes | None) -> bool:
+        """Write the object if it still is `seen` (None: absent); tell whether it did."""
+        target = self._file(key)
+        with full_disk_is_typed(target), _temp_beside(target) as temp:
+            temp.write_bytes(data)
+            to_disk(temp)
+            if seen is None:
+                try:
+                    os.link(temp, target)
+                except FileExistsError:
+                    return target.read_bytes() == data
+            else:
+                if not target.is_file() or target.read_bytes() not in (seen, data):
+                    return False
+                temp.replace(target)
+            to_disk(target.parent)
+        return True
+
+    def put_file(self, source: Path, key: str, sha256: str) -> None:
         """Move a local file to `key`, durably."""
+        del sha256
         target = self._file(key)
         with full_disk_is_typed(target), _temp_beside(target) as temp:
             # safetensors gives its files to their maker alone; an engine may run as somebody else.
@@ -77,8 +100,9 @@ class LocalStore:
             target.unlink()
             to_disk(target.parent)
 
-    def local_path(self, key: str) -> Path:
+    def local_path(self, key: str, sha256: str) -> Path:
         """Return the file itself."""
+        del sha256
         path = self._file(key)
         if not path.is_file():
             raise FileNotFoundError(path)
@@ -106,6 +130,16 @@ class LocalStore:
             origin.rename(destination)
         to_disk(destination.parent)
         to_disk(origin.parent)
+
+    def leftovers(self, older_than_s: float, *, remove: bool) -> list[str]:
+        """Return the temporary files that killed writers left; with `remove` delete them."""
+        now, found = time.time(), []
+        for path in self._directory.rglob(".*.tmp"):
+            if path.is_file() and now - path.stat().st_mtime > older_than_s:
+                found.append(str(path.relative_to(self._directory)))
+                if remove:
+                    path.unlink(missing_ok=True)
+        return sorted(found)
 
     def free_bytes(self) -> int | None:
         """Return what this user may still write."""

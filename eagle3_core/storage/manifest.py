@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import uuid
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -60,7 +62,7 @@ class Artifact:
         if entry is None:
             raise CorruptArtifactError(f"{where}: not in the manifest, which has {sorted(self.manifest.files)}")
         try:
-            local = self.store.local_path(f"{self.ref.key}/{name}")
+            local = self.store.local_path(f"{self.ref.key}/{name}", entry.sha256)
         except FileNotFoundError:
             raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found no file; repair it") from None
         found = local.stat().st_size
@@ -98,11 +100,13 @@ def commit(
     inputs: Mapping[str, Ref] | None = None,
     facts: Mapping[str, Any] | None = None,
     ref_facts: Mapping[str, Any] | None = None,
+    replace: bool = False,
 ) -> Ref:
     """Move every file below `staged` under `key`, then write the manifest: from that moment the artifact exists.
 
-    `facts` go into the manifest; `ref_facts` (a few numbers) also travel in the returned reference. An artifact that is
-    replaced by another content is first made absent: a crash leaves the old one, the new one or none, never a mixture.
+    `facts` go into the manifest; `ref_facts` (a few numbers) also travel in the returned reference. Of several writers
+    the first commits and the others return its artifact, since equal names are equal work; only with `replace` another
+    content takes the place of what was there before. A crash leaves the old one, the new one or none, never a mixture.
 
     Raises:
         StorageFullError: the root lacks the space; nothing is half-written under a final manifest.
@@ -120,21 +124,35 @@ def commit(
     values = manifest.model_dump(mode="json")
     digest = canonical_sha256(values)
     sealed = json.dumps({**values, SEAL: digest}, indent=1, sort_keys=True).encode()
-    _withdraw(store, f"{key}/{MANIFEST}", sealed)
-    for name in names:
-        store.put_file(staged / name, f"{key}/{name}")
-    store.write_bytes(f"{key}/{MANIFEST}", sealed)
+    where = f"{key}/{MANIFEST}"
+    seen = _seen(store, where)
+    if seen not in (None, sealed) and not replace:
+        return load(store, key).ref
+    with _alone(store, key):
+        if _seen(store, where) != seen:
+            return load(store, key).ref
+        if store.in_place and seen not in (None, sealed):
+            store.remove(where)
+            seen = None
+        for name, entry in files.items():
+            store.put_file(staged / name, f"{key}/{name}", entry.sha256)
+        if not store.swap(where, sealed, seen):
+            return load(store, key).ref
     return Ref(kind=kind, key=key, manifest_sha256=digest, facts=shown)
 
 
-def _withdraw(store: ObjectStore, key: str, successor: bytes) -> None:
-    """Remove a manifest whose files are about to be replaced by other content."""
+def _alone(store: ObjectStore, key: str) -> AbstractContextManager[bool]:
+    """Keep a second writer out where its files would take the place of ours."""
+    if not store.in_place:
+        return contextlib.nullcontext(True)
+    return store.claim(f"commit-{hashlib.sha256(key.encode()).hexdigest()[:2]}", lambda: None)
+
+
+def _seen(store: ObjectStore, key: str) -> bytes | None:
     try:
-        same = store.read_bytes(key) == successor
+        return store.read_bytes(key)
     except FileNotFoundError:
-        return
-    if not same:
-        store.remove(key)
+        return None
 
 
 def committed_keys(store: ObjectStore, prefix: str) -> list[str]:

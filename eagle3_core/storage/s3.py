@@ -1,176 +1,295 @@
-"""An S3 prefix as an ObjectStore; the only boto3 import."""
+"""Requests to S3: the one client factory, bounded retries, and every fault as one typed line. The only boto3 import."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Iterator
+from datetime import datetime
+from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 from eagle3_core.errors import InputError, StoreUnreachableError
 
 ATTEMPTS = 10
+"""Of one request; the waits between them grow to 20 s, so that a storm of 503 may last two minutes."""
+BODY_ATTEMPTS = 5
+"""Of one answer that is cut off, reset or stalls while it is read."""
+CONNECT_S, READ_S = 20.0, 60.0
+"""Longest silence of a store before the request is made again."""
+PART_BYTES = 64 << 20
+"""Files of this size and more go up in parts, several at a time."""
+
 _ABSENT = ("404", "NoSuchKey", "NotFound")
-_REFUSED = ("403", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled")
+_REFUSED = (
+    "403", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
+    "RequestTimeTooSkewed", "ExpiredToken", "InvalidToken",
+)  # fmt: skip
+_UNMET, _CONFLICT, _UNKNOWN_CONDITION = ("412", "PreconditionFailed"), "ConditionalRequestConflict", "NotImplemented"
+
+T = TypeVar("T")
 
 
 def s3_client() -> Any:
     """Return the one way this project talks to S3.
 
-    Credentials, region and endpoint come from the environment (AWS_ENDPOINT_URL for other stores). Path style and
-    checksums only "when required", because non-AWS stores reject virtual hosts and trailing checksums.
+    Credentials, region, endpoint and a private CA come from the environment (AWS_ENDPOINT_URL, AWS_CA_BUNDLE). Path
+    style and checksums only "when required", because non-AWS stores reject virtual hosts and trailing checksums.
     """
     import boto3
     from botocore.config import Config
 
     config = Config(
-        retries={"mode": "adaptive", "max_attempts": ATTEMPTS},
+        retries={"mode": "standard", "total_max_attempts": ATTEMPTS},
         s3={"addressing_style": "path"},
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
     )
     # A session of its own, because the default one remembers credentials that may have been replaced.
-    return boto3.session.Session().client("s3", config=config)
+    client = boto3.session.Session().client("s3", config=config)
+    client.meta.events.register_first("needs-retry.s3", _no_retry_of_an_unknown_certificate)
+    return client
 
 
-class S3Store:
-    """Objects below one bucket prefix; downloads go to a local cache directory, keyed by content."""
+class Bucket:
+    """Typed requests to one bucket; keys are whole, without a leading slash."""
 
-    def __init__(self, root: str, cache: Path | None = None) -> None:
-        """Use s3://bucket/prefix.
-
-        Raises:
-            InputError: the URI has no bucket.
-        """
-        parts = urlsplit(root)
-        if not parts.netloc:
-            raise InputError(f"root {root!r}: expected s3://bucket/prefix")
-        self._bucket, self._prefix = parts.netloc, parts.path.strip("/")
-        default = Path(tempfile.gettempdir()) / f"eagle3-s3-cache-{os.getuid()}"
-        self._cache = cache or Path(os.environ.get("EAGLE3_S3_CACHE", default))
-        with self._typed():
+    def __init__(self, name: str) -> None:
+        """Make a client; nothing is asked yet."""
+        self.name = name
+        with typed(f"s3://{name}"):
             self._client = s3_client()
 
-    @property
-    def root(self) -> str:
-        """Return the URI."""
-        return f"s3://{self._bucket}/{self._prefix}".rstrip("/")
+    def _where(self, key: str) -> str:
+        return f"s3://{self.name}/{key}".rstrip("/")
 
-    def _key(self, key: str) -> str:
-        return f"{self._prefix}/{key}".lstrip("/")
+    def _asked(self, key: str, request: str, **arguments: Any) -> dict[str, Any]:
+        with typed(self._where(key)):
+            answer: dict[str, Any] = getattr(self._client, request)(Bucket=self.name, Key=key, **arguments)
+        return answer
 
-    @contextlib.contextmanager
-    def _typed(self, key: str = "") -> Iterator[None]:
-        """Turn botocore's errors into one line: absent, refused (fix) or unreachable (retry)."""
-        from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError
+    def head(self, key: str) -> dict[str, Any]:
+        """Return size, ETag and time of an object; FileNotFoundError if there is none."""
+        return self._asked(key, "head_object")
 
-        where = f"{self.root}/{key}".rstrip("/")
-        try:
-            yield
-        except (NoCredentialsError, NoRegionError) as error:
-            raise InputError(f"root {self.root}: {error}; set the AWS environment variables") from None
-        except ClientError as error:
-            code, text = error.response["Error"]["Code"], error.response["Error"].get("Message", "")
-            if code in _ABSENT:
-                raise FileNotFoundError(where) from None
-            if code in _REFUSED:
-                raise InputError(f"root {where}: the store refuses ({code}: {text}); check bucket and rights") from None
-            raise StoreUnreachableError(f"{where}: the store answers {code}: {text}; try again") from None
-        except (BotoCoreError, Boto3Error) as error:
-            raise StoreUnreachableError(f"{where}: {' '.join(str(error).split()):.300}; try again") from None
+    def get(self, key: str, start: int = 0, size: int | None = None) -> tuple[bytes, str]:
+        """Return an object, or `size` bytes of it from `start`, and its ETag; FileNotFoundError if there is none."""
+        part = {} if size is None else {"Range": f"bytes={start}-{start + size - 1}"}
 
-    def _head(self, key: str) -> dict[str, Any]:
-        with self._typed(key):
-            head: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=self._key(key))
-        return head
+        def read() -> tuple[bytes, str]:
+            answer = self._client.get_object(Bucket=self.name, Key=key, **part)
+            return answer["Body"].read(), answer["ETag"]
 
-    def read_bytes(self, key: str) -> bytes:
-        """Return the object."""
-        with self._typed(key):
-            data: bytes = self._client.get_object(Bucket=self._bucket, Key=self._key(key))["Body"].read()
-        return data
+        with typed(self._where(key)):
+            data, etag = _read_again(read)
+        if size is not None and len(data) != size:
+            raise StoreUnreachableError(f"{self._where(key)}: expected {size} bytes, found {len(data)}; try again")
+        return data, etag
 
-    def write_bytes(self, key: str, data: bytes) -> None:
-        """Put the object; S3 shows it whole or not at all."""
-        with self._typed(key):
-            self._client.put_object(Bucket=self._bucket, Key=self._key(key), Body=data)
-
-    def put_file(self, source: Path, key: str) -> None:
-        """Upload (multipart where large) and check the size that arrived.
+    def put(self, key: str, data: bytes, **condition: str) -> None:
+        """Write an object; S3 shows it whole or not at all.
 
         Raises:
-            StoreUnreachableError: the stored size differs from the file's.
+            StoreUnreachableError: other bytes arrived.
         """
-        size = source.stat().st_size
-        with self._typed(key):
-            self._client.upload_file(str(source), self._bucket, self._key(key))
-        found = self._head(key)["ContentLength"]
-        if found != size:
-            raise StoreUnreachableError(
-                f"{self.root}/{key}: expected {size} bytes after upload, found {found}; try again"
-            )
+        etag = self._asked(key, "put_object", Body=data, **condition)["ETag"]
+        # Stores that encrypt have ETags of another kind: what they hold is read back then.
+        if etag.strip('"') != _md5(data).hexdigest() and self.get(key)[0] != data:
+            raise StoreUnreachableError(f"{self._where(key)}: other bytes arrived than were sent; try again")
 
-    def remove(self, key: str) -> None:
-        """Delete the object."""
-        with self._typed(key):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(key))
+    def put_if(self, key: str, data: bytes, **condition: str) -> bool:
+        """Write an object under `IfNoneMatch="*"` or `IfMatch=etag`; tell whether the condition held.
 
-    def local_path(self, key: str) -> Path:
-        """Return a cached copy, downloaded once per ETag."""
-        head = self._head(key)
-        name = hashlib.sha256(f"{self.root}/{key}:{head['ETag']}".encode()).hexdigest()
-        target = self._cache / name[:2] / name / Path(key).name
-        if not target.exists() or target.stat().st_size != head["ContentLength"]:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temp = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-            with self._typed(key):
-                self._client.download_file(self._bucket, self._key(key), str(temp))
-            temp.replace(target)
-        return target
+        Raises:
+            InputError: the store does not know such conditions.
+        """
+        for _ in range(ATTEMPTS):
+            try:
+                self.put(key, data, **condition)
+            except _RefusedConditionError as error:
+                if error.code == _UNKNOWN_CONDITION:
+                    raise InputError(
+                        f"{self._where(key)}: the store knows no conditional writes ({', '.join(condition)}), without "
+                        "which two runs could overwrite each other; use a store that does, or a directory"
+                    ) from None
+                if error.code != _CONFLICT:
+                    # Where an answer was lost on its way, the request made again finds its own object there.
+                    return self._holds(key, data)
+            except FileNotFoundError:
+                return False
+            else:
+                return True
+        raise StoreUnreachableError(f"{self._where(key)}: {ATTEMPTS} conditional writes in conflict; try again")
 
-    def exists(self, key: str) -> bool:
-        """Tell whether the object is there."""
+    def _holds(self, key: str, data: bytes) -> bool:
         try:
-            self._head(key)
+            return self.get(key)[0] == data
         except FileNotFoundError:
             return False
-        return True
 
-    def modified_at(self, key: str) -> float:
-        """Return when the object was written."""
-        return float(self._head(key)["LastModified"].timestamp())
+    def delete(self, key: str) -> None:
+        """Delete an object; absent is fine."""
+        self._asked(key, "delete_object")
 
-    def list_keys(self, prefix: str) -> list[str]:
-        """Return all keys below `prefix/`, sorted."""
-        skip = len(self._prefix) + 1 if self._prefix else 0
-        found: list[str] = []
-        with self._typed(prefix):
-            pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._bucket, Prefix=self._key(prefix).rstrip("/") + "/"):
-                found += [item["Key"][skip:] for item in page.get("Contents", [])]
-        return sorted(found)
+    def copy(self, source: str, target: str) -> None:
+        """Copy an object within the bucket."""
+        with typed(self._where(source)):
+            self._client.copy({"Bucket": self.name, "Key": source}, self.name, target)
 
-    def move_prefix(self, source: str, target: str) -> None:
-        """Copy every object, then delete the originals, the manifest first: what is half moved is not committed."""
-        keys = self.list_keys(source)
-        for key in keys:
-            with self._typed(key):
-                origin = {"Bucket": self._bucket, "Key": self._key(key)}
-                self._client.copy(origin, self._bucket, self._key(target + key[len(source) :]))
-        for key in sorted(keys, key=lambda key: not key.endswith("/manifest.json")):
-            self.remove(key)
+    def listing(self, prefix: str) -> tuple[dict[str, datetime], datetime]:
+        """Return when every key that begins with `prefix` was written, and the present time of the store's clock."""
+        found: dict[str, datetime] = {}
+        now = None
+        with typed(self._where(prefix)):
+            for page in self._client.get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix):
+                found |= {item["Key"]: item["LastModified"] for item in page.get("Contents", [])}
+                now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+        assert now is not None
+        return found, now
 
-    def free_bytes(self) -> int | None:
-        """Return None: a bucket has no such limit."""
-        return None
+    def upload(self, source: Path, key: str) -> None:
+        """Upload a file, in parts where it is large, and compare what arrived: size and checksum.
 
-    @contextlib.contextmanager
-    def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> Iterator[bool]:
-        """Yield True to who would wait: a bucket has no locks, so only the job that owns `key` may work on it."""
-        del key
-        yield on_wait is not None
+        Raises:
+            StoreUnreachableError: other bytes arrived, twice.
+        """
+        for _ in range(2):
+            with typed(self._where(key)):
+                self._client.upload_file(str(source), self.name, key, Config=_transfer())
+            found = self.head(key)
+            if found["ContentLength"] == source.stat().st_size and self._arrived(source, key, found["ETag"]):
+                return
+        raise StoreUnreachableError(f"{self._where(key)}: other bytes arrived than were sent, twice; try again")
+
+    def _arrived(self, source: Path, key: str, etag: str) -> bool:
+        if etag.strip('"') == _etag(source):
+            return True
+        # An ETag of another kind, or other bytes: only reading them tells.
+        with source.open("rb") as file:
+            return self._content(key) == hashlib.file_digest(file, "sha256").hexdigest()
+
+    def _content(self, key: str) -> str:
+        def read() -> str:
+            digest = hashlib.sha256()
+            for chunk in self._client.get_object(Bucket=self.name, Key=key)["Body"].iter_chunks(1 << 20):
+                digest.update(chunk)
+            return digest.hexdigest()
+
+        with typed(self._where(key)):
+            return _read_again(read)
+
+    def download(self, key: str, target: Path) -> None:
+        """Write an object to a local file; FileNotFoundError if there is none."""
+        with typed(self._where(key)):
+            self._client.download_file(self.name, key, str(target), Config=_transfer())
+
+    def uploads(self, prefix: str) -> list[tuple[str, str, datetime]]:
+        """Return key, id and start of every unfinished upload in parts; no listing of objects shows them."""
+        found = []
+        with typed(self._where(prefix)):
+            for page in self._client.get_paginator("list_multipart_uploads").paginate(Bucket=self.name, Prefix=prefix):
+                found += [(item["Key"], item["UploadId"], item["Initiated"]) for item in page.get("Uploads", [])]
+        return found
+
+    def abort(self, key: str, upload: str) -> None:
+        """Give up an unfinished upload; its parts are freed."""
+        with contextlib.suppress(FileNotFoundError):
+            self._asked(key, "abort_multipart_upload", UploadId=upload)
+
+
+class _RefusedConditionError(Exception):
+    """A conditional write that did not take place; never leaves this module."""
+
+    def __init__(self, code: str) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@contextlib.contextmanager
+def typed(where: str) -> Iterator[None]:
+    """Turn botocore's errors into one line: absent, refused (fix) or unreachable (retry)."""
+    from boto3.exceptions import Boto3Error
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, SSLError
+    from s3transfer.exceptions import S3DownloadFailedError
+
+    try:
+        yield
+    except (NoCredentialsError, NoRegionError) as error:
+        raise InputError(f"root {where}: {error}; set the AWS environment variables") from None
+    except SSLError as error:
+        if not _is_unknown_certificate(error):
+            raise StoreUnreachableError(f"{where}: {_line(error)}; try again") from None
+        raise InputError(
+            f"root {where}: nobody known here has signed the store's certificate; set AWS_CA_BUNDLE to a PEM file "
+            f"with its CA ({_line(error)})"
+        ) from None
+    except ClientError as error:
+        raise _answered(where, error) from None
+    except (BotoCoreError, Boto3Error, S3DownloadFailedError) as error:
+        # An upload wraps what the store answered.
+        if isinstance(error.__context__, ClientError):
+            raise _answered(where, error.__context__) from None
+        raise StoreUnreachableError(f"{where}: {_line(error)}; try again") from None
+
+
+def _answered(where: str, error: Any) -> Exception:
+    code, text = str(error.response["Error"]["Code"]), error.response["Error"].get("Message", "")
+    if error.operation_name == "PutObject" and code in (*_UNMET, _CONFLICT, _UNKNOWN_CONDITION):
+        return _RefusedConditionError(code)
+    if code in _ABSENT:
+        return FileNotFoundError(where)
+    if code in _REFUSED:
+        return InputError(f"root {where}: the store refuses ({code}: {text}); check bucket and rights")
+    return StoreUnreachableError(f"{where}: the store answers {code}: {text}; try again")
+
+
+def _line(error: Exception) -> str:
+    return f"{' '.join(str(error).split()):.300}"
+
+
+def _is_unknown_certificate(error: object) -> bool:
+    return "CERTIFICATE_VERIFY_FAILED" in str(error)
+
+
+def _no_retry_of_an_unknown_certificate(caught_exception: Exception | None, **_: object) -> None:
+    """Stop botocore from asking ten times for a certificate that will not change."""
+    if caught_exception is not None and _is_unknown_certificate(caught_exception):
+        raise caught_exception
+
+
+def _read_again(read: Callable[[], T]) -> T:
+    """Return what `read` returns; botocore repeats requests, but no answer that breaks while it is read."""
+    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
+
+    for attempt in range(1, BODY_ATTEMPTS + 1):
+        try:
+            return read()
+        except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
+            if attempt == BODY_ATTEMPTS:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _transfer() -> Any:
+    from boto3.s3.transfer import TransferConfig
+
+    return TransferConfig(
+        multipart_threshold=PART_BYTES, multipart_chunksize=PART_BYTES, num_download_attempts=BODY_ATTEMPTS,
+        preferred_transfer_client="classic",
+    )  # fmt: skip
+
+
+def _md5(data: bytes = b"") -> Any:
+    return hashlib.md5(data, usedforsecurity=False)
+
+
+def _etag(source: Path) -> str:
+    """Return the ETag S3 gives a file: its MD5, or the MD5 of its parts' MD5s."""
+    with source.open("rb") as file:
+        if source.stat().st_size < PART_BYTES:
+            return str(_md5(file.read()).hexdigest())
+        parts = [_md5(part).digest() for part in iter(lambda: file.read(PART_BYTES), b"")]
+    return f"{_md5(b''.join(parts)).hexdigest()}-{len(parts)}"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 
 class ObjectStore(Protocol):
     """Keys are relative, slash-separated paths below `root`; writes appear whole or not at all."""
+
+    in_place: ClassVar[bool]
+    """Whether a file that is put replaces another of its name; a bucket's files are named by content too."""
 
     @property
     def root(self) -> str:
@@ -21,14 +24,26 @@ class ObjectStore(Protocol):
     def write_bytes(self, key: str, data: bytes) -> None:
         """Write or replace the object atomically and durably."""
 
-    def put_file(self, source: Path, key: str) -> None:
-        """Move (directory) or upload (bucket) a local file to `key`, durably; `source` is gone or disposable after."""
+    def swap(self, key: str, data: bytes, seen: bytes | None) -> bool:
+        """Write the object if it still is `seen` (None: absent); tell whether it is there now.
+
+        Of several writers that saw the same, one succeeds.
+        """
+
+    def put_file(self, source: Path, key: str, sha256: str) -> None:
+        """Move (directory) or upload (bucket) a local file of that checksum to `key`, durably.
+
+        `source` is gone or disposable after.
+        """
 
     def remove(self, key: str) -> None:
         """Remove one object durably; absent is fine. A manifest goes before what it names."""
 
-    def local_path(self, key: str) -> Path:
-        """Return a local file with the object's content; FileNotFoundError if there is none."""
+    def local_path(self, key: str, sha256: str) -> Path:
+        """Return a local file with what `put_file` put there; FileNotFoundError if there is none.
+
+        A directory's file is as it lies there, a bucket's was compared with `sha256` when it came.
+        """
 
     def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
@@ -42,17 +57,20 @@ class ObjectStore(Protocol):
     def move_prefix(self, source: str, target: str) -> None:
         """Move everything below `source/` to `target/`; for quarantine, never for commits."""
 
+    def leftovers(self, older_than_s: float, *, remove: bool) -> list[str]:
+        """Return what killed writers left behind, invisible as an object; with `remove` remove it."""
+
     def free_bytes(self) -> int | None:
         """Return the free space, or None where there is no such limit."""
 
     def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[bool]:
-        """Hold `key` against other processes of these machines; tells whether it is ours. See `LocalStore.claim`."""
+        """Hold `key` against other processes; tells whether it is ours. See `LocalStore.claim`."""
 
 
 def open_store(root: str) -> ObjectStore:
     """Return the store for a directory or an s3:// URI."""
     if root.startswith("s3://"):
-        from eagle3_core.storage.s3 import S3Store
+        from eagle3_core.storage.s3_store import S3Store
 
         return S3Store(root)
     from eagle3_core.storage.local import LocalStore

@@ -77,7 +77,7 @@ def test_an_artifact_of_another_kind_is_not_served(store, client, tmp_path):
 
 def test_a_report_that_was_tampered_with_is_not_served(store, client, tmp_path):
     ref = report(store, tmp_path)
-    store.local_path(f"{ref.key}/report.html").write_text("<html>FIGURES</html>")
+    store.local_path(f"{ref.key}/report.html", "").write_text("<html>FIGURES</html>")
     assert client.get("/report/0123456789abcdef").status_code == 404
 
 

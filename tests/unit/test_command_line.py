@@ -63,7 +63,7 @@ def test_what_safetensors_wrote_is_as_readable_as_any_file(tmp_path: Path) -> No
     (tmp_path / "plain").touch()
     save_file({"x": torch.zeros(1)}, tmp_path / "made.safetensors")
     (tmp_path / "made.safetensors").chmod(0o600)
-    open_store(str(tmp_path / "root")).put_file(tmp_path / "made.safetensors", "a/made.safetensors")
+    open_store(str(tmp_path / "root")).put_file(tmp_path / "made.safetensors", "a/made.safetensors", "")
     assert (tmp_path / "root/a/made.safetensors").stat().st_mode == (tmp_path / "plain").stat().st_mode
 
 

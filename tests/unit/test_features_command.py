@@ -42,7 +42,7 @@ class Typed:
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
         (staged / "name").write_text(key)
-        return commit(self.store, key, staged, kind, inputs=inputs)
+        return commit(self.store, key, staged, kind, inputs=inputs, replace=True)
 
     def release(self, name="demo", features=None):
         """Publish a drafter that was trained on a feature set; return its checkpoint."""
@@ -203,7 +203,7 @@ def test_verify_tells_when_a_shard_is_whole_but_not_the_one_that_was_sealed(type
     staged.mkdir()
     for name in old.manifest.files:
         (staged / name).write_bytes(old.path(name).read_bytes())
-    commit(sealed.store, old.ref.key, staged, Kind.SHARD)
+    commit(sealed.store, old.ref.key, staged, Kind.SHARD, replace=True)
     [result] = typed.json("verify", code=75)["sets"]
     assert "seal again" in result["problems"]["feature set 0"]
 

@@ -99,7 +99,7 @@ def test_a_whole_shard_of_another_plan_is_corrupt_here(sealed, tmp_path):
     staged.mkdir()
     for name in ("features.safetensors", "index.json"):
         (staged / name).write_bytes((directory / name).read_bytes())
-    commit(sealed.store, sealed.shard_key(1), staged, Kind.SHARD)
+    commit(sealed.store, sealed.shard_key(1), staged, Kind.SHARD, replace=True)
     finding = inspect(sealed.store, plan)[1]
     assert finding.state == "corrupt"
     assert "planned samples" in finding.reason
@@ -119,7 +119,7 @@ def test_a_shard_that_agrees_with_its_own_manifest_but_not_with_the_plan_is_corr
         tensors["last_hidden_state"] = tensors["last_hidden_state"][:, :-1].contiguous()
     save_file(tensors, staged / "features.safetensors")
     (staged / "index.json").write_bytes((directory / "index.json").read_bytes())
-    commit(sealed.store, sealed.shard_key(0), staged, Kind.SHARD)
+    commit(sealed.store, sealed.shard_key(0), staged, Kind.SHARD, replace=True)
     assert inspect(sealed.store, plan)[0].state == "corrupt"
 
 
@@ -133,7 +133,7 @@ def replace_shard(flow, index, change, checksums=None):
     change(tensors)
     save_file(tensors, staged / "features.safetensors")
     (staged / "index.json").write_bytes(old.path("index.json").read_bytes())
-    commit(flow.store, old.ref.key, staged, Kind.SHARD, facts={"tensors": checksums} if checksums else {})
+    commit(flow.store, old.ref.key, staged, Kind.SHARD, replace=True, facts={"tensors": checksums} if checksums else {})
 
 
 def test_a_manifest_holds_the_checksum_of_every_tensor(sealed):
@@ -189,7 +189,7 @@ def test_a_reader_refuses_a_shard_that_is_not_the_one_that_was_sealed(sealed):
     for name in artifact.manifest.files:
         (staged / name).write_bytes(artifact.path(name).read_bytes())
     (staged / "more").write_text("x")
-    commit(sealed.store, artifact.ref.key, staged, Kind.SHARD)
+    commit(sealed.store, artifact.ref.key, staged, Kind.SHARD, replace=True)
     with pytest.raises(CorruptArtifactError, match="expected manifest"):
         features.read(0)
 

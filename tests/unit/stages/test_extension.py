@@ -122,7 +122,7 @@ def test_a_shard_that_cannot_be_used_is_left_out_but_a_store_that_does_not_answe
         staged = sealed.tmp_path / "staged"
         staged.mkdir()
         (staged / "name").write_text("x")
-        commit(sealed.store, key, staged, Kind.CORPUS)
+        commit(sealed.store, key, staged, Kind.CORPUS, replace=True)
     else:
         error = StoreUnreachableError("try again") if fault == "unreachable" else FileNotFoundError()
 

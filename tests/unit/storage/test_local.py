@@ -117,3 +117,18 @@ def test_a_full_disk_under_safetensors_own_writes_is_typed(tmp_path, code):
         raise SafetensorError(f"Error while serializing: I/O error: no room (os error {code})")
     with pytest.raises(SafetensorError), full_disk_is_typed(tmp_path):
         raise SafetensorError("I/O error: Permission denied (os error 13)")
+
+
+def test_leftovers_are_old_temporary_files_and_nothing_else(tmp_path):
+    store = open_store(str(tmp_path))
+    store.write_bytes("seal/a/data.bin", b"whole")
+    old, young = tmp_path / "seal/a/.data.bin.12345678.tmp", tmp_path / "seal/a/.data.bin.87654321.tmp"
+    for path in (old, young):
+        path.write_bytes(b"torn")
+    os.utime(old, (0, 0))
+    assert store.leftovers(86400, remove=False) == ["seal/a/.data.bin.12345678.tmp"]
+    assert old.exists()
+    assert store.leftovers(86400, remove=True) == ["seal/a/.data.bin.12345678.tmp"]
+    assert not old.exists()
+    assert young.exists()
+    assert store.list_keys("seal") == ["seal/a/data.bin"]

@@ -32,9 +32,13 @@ class CrashingStore(LocalStore):
         self._change()
         super().write_bytes(key, data)
 
-    def put_file(self, source, key):
+    def swap(self, key, data, seen):
         self._change()
-        super().put_file(source, key)
+        return super().swap(key, data, seen)
+
+    def put_file(self, source, key, sha256):
+        self._change()
+        super().put_file(source, key, sha256)
 
     def remove(self, key):
         self._change()
@@ -80,7 +84,7 @@ def test_a_crash_at_any_write_leaves_the_old_the_new_or_none_but_no_mixture(tmp_
     store = CrashingStore(tmp_path / "root", alive)
     new = None
     try:
-        new = commit(store, KEY, stage(tmp_path, 2), Kind.FEATURE_SET)
+        new = commit(store, KEY, stage(tmp_path, 2), Kind.FEATURE_SET, replace=True)
     except CrashError:
         assert alive < 4
     after = LocalStore(tmp_path / "root")
@@ -88,7 +92,7 @@ def test_a_crash_at_any_write_leaves_the_old_the_new_or_none_but_no_mixture(tmp_
     if found is not None:
         verify(after, found)
         assert found == (new or old)
-    whole = commit(after, KEY, stage(tmp_path, 2), Kind.FEATURE_SET)
+    whole = commit(after, KEY, stage(tmp_path, 2), Kind.FEATURE_SET, replace=True)
     verify(after, whole)
 
 
@@ -143,7 +147,7 @@ def test_every_kind_of_damage_is_found_and_goes_to_quarantine_with_its_reason(st
 
 
 def test_a_reference_to_another_manifest_is_refused(store, committed, tmp_path):
-    commit(store, KEY, stage(tmp_path, 2), Kind.FEATURE_SET)
+    commit(store, KEY, stage(tmp_path, 2), Kind.FEATURE_SET, replace=True)
     with pytest.raises(CorruptArtifactError, match="expected manifest"):
         load(store, committed)
 

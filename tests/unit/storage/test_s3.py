@@ -1,61 +1,24 @@
-"""The same artifacts and the same errors on S3, against a real HTTP server."""
+"""The same artifacts and the same errors on S3, against a real server over TLS."""
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.errors import CorruptArtifactError, InputError, NotCommittedError, StoreUnreachableError
 from eagle3_core.storage import commit, find, load, open_store, quarantine, verify
+from eagle3_core.storage.manifest import file_sha256
 
 
-@pytest.fixture(scope="module")
-def server():
-    from moto.server import ThreadedMotoServer
-
-    running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    running.start()
-    yield "http://{}:{}".format(*running.get_host_and_port())
-    running.stop()
-
-
-@pytest.fixture
-def s3(server, monkeypatch, tmp_path):
-    from eagle3_core.storage.s3 import s3_client
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL", server)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("EAGLE3_S3_CACHE", str(tmp_path / "cache"))
-    client = s3_client()
-    client.create_bucket(Bucket="bucket")
-    yield client
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket="bucket"):
-        for item in page.get("Contents", []):
-            client.delete_object(Bucket="bucket", Key=item["Key"])
-    client.delete_bucket(Bucket="bucket")
-
-
-@pytest.fixture
-def store(s3):
-    return open_store("s3://bucket/some/prefix")
-
-
-@pytest.fixture
-def committed(store, tmp_path):
-    staged = tmp_path / "staged"
-    (staged / "deep").mkdir(parents=True)
-    (staged / "one.bin").write_bytes(b"a" * 1000)
-    (staged / "deep" / "two.bin").write_bytes(b"b" * 500)
-    return commit(store, "seal/abc", staged, Kind.FEATURE_SET, ref_facts={"samples": 3})
-
-
-def test_what_was_committed_is_found_and_verified(store, committed):
+def test_what_was_committed_is_found_and_verified(store, committed, tmp_path):
     assert find(store, "seal/abc") == committed
     assert verify(store, committed).path("deep/two.bin").read_bytes() == b"b" * 500
-    assert store.list_keys("seal") == ["seal/abc/deep/two.bin", "seal/abc/manifest.json", "seal/abc/one.bin"]
-    assert store.exists("seal/abc/one.bin")
+    two, one = file_sha256(tmp_path / "staged/deep/two.bin")[:16], file_sha256(tmp_path / "staged/one.bin")[:16]
+    named = [f"seal/abc/deep/{two}/two.bin", "seal/abc/manifest.json", f"seal/abc/{one}/one.bin"]
+    assert store.list_keys("seal") == sorted(named)
+    assert store.exists("seal/abc/manifest.json")
     assert not store.exists("seal/abc/none")
 
 
@@ -66,34 +29,40 @@ def test_nothing_committed_is_not_an_error_of_the_store(store):
     assert store.list_keys("seal") == []
 
 
-def test_a_download_is_cached_until_the_object_changes(store, committed, s3):
-    path = store.local_path("seal/abc/one.bin")
-    assert store.local_path("seal/abc/one.bin") == path
-    s3.put_object(Bucket="bucket", Key="some/prefix/seal/abc/one.bin", Body=b"c" * 1000)
-    assert store.local_path("seal/abc/one.bin").read_bytes() == b"c" * 1000
+def test_a_download_is_cached_until_the_object_changes(store, committed, s3, server, object_of):
+    artifact = load(store, committed)
+    path = artifact.path("one.bin")
+    server.requests.clear()
+    assert artifact.path("one.bin") == path
+    assert [request for request in server.requests if request.startswith("GET")] == []
+    s3.put_object(Bucket="bucket", Key=object_of("some/prefix/seal/abc", "one.bin"), Body=b"c" * 1000)
+    with pytest.raises(CorruptArtifactError, match="2 downloads; repair it"):
+        artifact.path("one.bin")
 
 
 @pytest.mark.parametrize("body", [b"c" * 1000, b"a" * 500, b""])
-def test_changed_and_cut_off_objects_are_found_and_go_to_quarantine(store, committed, s3, body):
-    s3.put_object(Bucket="bucket", Key="some/prefix/seal/abc/one.bin", Body=body)
+def test_changed_and_cut_off_objects_are_found_and_go_to_quarantine(store, committed, s3, object_of, body):
+    s3.put_object(Bucket="bucket", Key=object_of("some/prefix/seal/abc", "one.bin"), Body=body)
     with pytest.raises(CorruptArtifactError):
         verify(store, committed)
     moved = quarantine(store, "seal/abc", "because")
     assert find(store, "seal/abc") is None
     assert store.list_keys("seal/abc") == []
     assert json.loads(store.read_bytes(f"{moved}/reason.json")) == {"key": "seal/abc", "reason": "because"}
-    assert store.read_bytes(f"{moved}/one.bin") == body
+    [name] = [key for key in store.list_keys(moved) if key.endswith("/one.bin")]
+    assert store.read_bytes(name) == body
 
 
-def test_a_file_larger_than_one_part_arrives_whole(store, tmp_path):
-    import os
-
+def test_a_file_larger_than_one_part_arrives_whole(store, tmp_path, server, monkeypatch):
+    monkeypatch.setattr("eagle3_core.storage.s3.PART_BYTES", 5 << 20)
+    server.requests.clear()
     staged = tmp_path / "staged"
     staged.mkdir()
     content = os.urandom(9 << 20)
     (staged / "large.bin").write_bytes(content)
     artifact = verify(store, commit(store, "seal/large", staged, Kind.FEATURE_SET))
     assert artifact.path("large.bin").read_bytes() == content
+    assert sum("partNumber" in request and request.startswith("PUT") for request in server.requests) == 2
 
 
 def test_a_bucket_that_is_not_there_is_one_line_about_the_root(s3):
@@ -120,7 +89,7 @@ def test_missing_credentials_are_one_line(s3, monkeypatch, tmp_path):
         open_store("s3://bucket/prefix").read_bytes("a")
 
 
-def test_the_data_stages_run_on_s3_too(s3, tmp_path, config, engine, flow_on):
+def test_the_data_stages_run_on_s3_too(s3, flow_on, object_of):
     from eagle3_core.data.features import FeatureSet
     from eagle3_core.repair import quarantine_bad
 
@@ -132,14 +101,14 @@ def test_the_data_stages_run_on_s3_too(s3, tmp_path, config, engine, flow_on):
     features = FeatureSet.open(flow.store, sealed)
     assert features.read(0).aux_hidden_states.shape == (features.lengths[0], 24)
     key = flow.shard_key(2)
-    s3.put_object(Bucket="bucket", Key=f"root/{key}/features.safetensors", Body=b"torn")
+    s3.put_object(Bucket="bucket", Key=object_of(f"root/{key}", "features.safetensors"), Body=b"torn")
     findings = quarantine_bad(flow.store, flow.refs[Kind.SHARD_PLAN])
     assert [finding.state for finding in findings].count("corrupt") == 1
     flow.capture_all()
     assert flow.run("seal") == sealed
 
 
-def test_features_are_listed_verified_measured_and_collected_on_s3_too(s3, tmp_path, flow_on, monkeypatch):
+def test_features_are_listed_verified_measured_and_collected_on_s3_too(s3, tmp_path, flow_on, object_of, monkeypatch):
     from typer.testing import CliRunner
 
     from eagle3_core.cli.main import app
@@ -161,7 +130,8 @@ def test_features_are_listed_verified_measured_and_collected_on_s3_too(s3, tmp_p
     assert 0 <= row["age_s"] < 600
     assert typed("verify")["bad"] == 0
     assert typed("stats")["features"][sealed.key]["total"]["samples"] == 40
-    s3.put_object(Bucket="bucket", Key=f"root/{flow.shard_key(2)}/features.safetensors", Body=b"torn")
+    torn = object_of(f"root/{flow.shard_key(2)}", "features.safetensors")
+    s3.put_object(Bucket="bucket", Key=torn, Body=b"torn")
     [result] = typed("verify", "--quarantine", code=75)["sets"]
     assert list(result["problems"]) == ["shard 2"]
     assert flow.store.exists(f"{flow.shard_key(1)}/manifest.json")
@@ -178,3 +148,12 @@ def test_when_an_object_was_written_is_known(store):
     assert abs(store.modified_at("a") - time.time()) < 60
     with pytest.raises(FileNotFoundError):
         store.modified_at("none")
+
+
+def test_boto3_is_imported_in_one_place():
+    import eagle3_core
+
+    package = Path(eagle3_core.__file__).parent
+    sources = [*package.rglob("*.py"), *(package.parent / "operators").rglob("*.py")]
+    found = [path for path in sources if "boto3" in path.read_text(encoding="utf-8")]
+    assert found == [package / "storage" / "s3.py"]

@@ -64,7 +64,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(make_job, 
     store = open_store(str(tmp_path / "parts"))
     steps = checkpoint_steps(store, "train/x")
     assert len(steps) == 3, "the last two and the best"
-    path = store.local_path(f"{checkpoint_key('train/x', steps[-1])}/optimizer.safetensors")
+    path = store.local_path(f"{checkpoint_key('train/x', steps[-1])}/optimizer.safetensors", "")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     state, checkpoints, store = run(make_job(), tmp_path / "parts")
     assert state == whole
