@@ -5,12 +5,14 @@ N samples, T tokens of one sample, D target width, A aux layers.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.data.encoding import Encoding, dequantise, label_rows
+from eagle3_core.data.encoding import Encoding, dequantise, label_rows, num_label_rows
 from eagle3_core.data.shards import FEATURES
 from eagle3_core.errors import UnknownSchemaError
 from eagle3_core.storage import Artifact, ObjectStore, load
@@ -54,7 +56,6 @@ class FeatureSet:
         self.domains: Sequence[str] = values["domains"]
         self.sample_ids: Sequence[str] = values["sample_ids"]
         self.aux_layers: tuple[int, ...] = tuple(values["aux_layers"])
-        self.hidden_size: int = values["hidden_size"]
         self.encoding = Encoding.parse(values["encoding"], f"{artifact.ref.key}/{SAMPLES}")
         self.target: Mapping[str, Any] = values["target"]
         self._offsets, self._shard_of = index["offset"], index["shard"]
@@ -111,7 +112,7 @@ class FeatureSet:
         kept, start = label_rows(loss_mask), int(self._last_offsets[sample])
         stored = _states(shard, "last_hidden_state", "last_scales", slice(start, start + len(kept)))
         # Whoever reads another row is to notice.
-        last = torch.full((len(loss_mask), self.hidden_size), torch.nan, dtype=stored.dtype)
+        last = torch.full((len(loss_mask), self.encoding.hidden_size), torch.nan, dtype=stored.dtype)
         last[kept] = stored
         return last
 
@@ -124,6 +125,39 @@ class FeatureSet:
             path = load(self.artifact.store, sealed).path(FEATURES)
             self._open[number] = safe_open(str(path), framework="pt")
         return self._open[number]
+
+
+def write_feature_set(
+    directory: Path, encoding: Encoding, columns: Mapping[str, Sequence[int]], values: Mapping[str, Any]
+) -> None:
+    """Write the index of a feature set.
+
+    Args:
+        directory: where its files go.
+        encoding: how all its shards are stored.
+        columns: length, supervised, shard, held_out and domain of every sample, in the order of shards and of rows.
+        values: aux_layers, target, engine, domains, sample_ids and, for each shard, its key and manifest_sha256.
+    """
+    import numpy as np
+    from safetensors.numpy import save_file
+
+    index = {name: np.asarray(columns[name], dtype=np.int32) for name in ("length", "supervised", "shard", "domain")}
+    length, shard = index["length"], index["shard"]
+    last = length
+    if encoding.last_rows == "labels":
+        pairs = zip(length.tolist(), index["supervised"].tolist(), strict=True)
+        last = np.array([num_label_rows(*pair) for pair in pairs], dtype=np.int32)
+    firsts = np.searchsorted(shard, shard)
+
+    def within_shard(rows: Any) -> Any:
+        before = np.cumsum(rows, dtype=np.int64) - rows
+        return before - before[firsts]
+
+    offsets = {"offset": within_shard(length), "last_offset": within_shard(last)}
+    held_out = {"held_out": np.asarray(columns["held_out"], dtype=np.bool_)}
+    save_file(index | offsets | held_out, directory / INDEX)
+    described = {"schema_version": SCHEMA, "encoding": encoding.model_dump(mode="json"), **values}
+    (directory / SAMPLES).write_text(json.dumps(described), encoding="utf-8")
 
 
 def _states(shard: Any, name: str, scales: str, rows: slice) -> torch.Tensor:

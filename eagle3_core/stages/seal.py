@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
-from eagle3_core.data.encoding import num_label_rows
-from eagle3_core.data.features import INDEX, SAMPLES, SCHEMA
+from eagle3_core.data.features import write_feature_set
 from eagle3_core.data.plan import PlannedSample, ShardPlan, read_plan, read_samples
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import ShardFinding, quarantine_bad
@@ -90,36 +87,16 @@ def _check_sets(plan: ShardPlan, samples: Sequence[PlannedSample]) -> None:
 
 
 def _write(staged: Path, plan: ShardPlan, samples: Sequence[PlannedSample], findings: Sequence[ShardFinding]) -> None:
-    import numpy as np
-    from safetensors.numpy import save_file
-
-    length = np.array([sample.length for sample in samples], dtype=np.int32)
-    shard = np.array([sample.shard for sample in samples], dtype=np.int32)
-    labels = np.array([num_label_rows(sample.length, sample.supervised) for sample in samples], dtype=np.int32)
-    firsts = np.searchsorted(shard, np.arange(len(plan.shards)))
-
-    def within_shard(rows: Any) -> Any:
-        before = np.cumsum(rows, dtype=np.int64) - rows
-        return before - before[firsts][shard]
-
     domains = sorted({sample.domain for sample in samples})
-    save_file(
-        {
-            "length": length,
-            "offset": within_shard(length),
-            "last_offset": within_shard(labels if plan.last_rows == "labels" else length),
-            "shard": shard,
-            "supervised": np.array([sample.supervised for sample in samples], dtype=np.int32),
-            "held_out": np.array([sample.held_out for sample in samples], dtype=np.bool_),
-            "domain": np.array([domains.index(sample.domain) for sample in samples], dtype=np.int32),
-        },
-        staged / INDEX,
-    )
+    columns: dict[str, Sequence[int]] = {
+        "length": [sample.length for sample in samples],
+        "shard": [sample.shard for sample in samples],
+        "supervised": [sample.supervised for sample in samples],
+        "held_out": [sample.held_out for sample in samples],
+        "domain": [domains.index(sample.domain) for sample in samples],
+    }
     values = {
         "aux_layers": list(plan.aux_layers),
-        "schema_version": SCHEMA,
-        "encoding": plan.encoding.model_dump(mode="json"),
-        "hidden_size": plan.hidden_size,
         "target": plan.target,
         "engine": plan.engine,
         "domains": domains,
@@ -128,4 +105,4 @@ def _write(staged: Path, plan: ShardPlan, samples: Sequence[PlannedSample], find
             {"key": plan.shards[finding.index].key, "manifest_sha256": finding.manifest_sha256} for finding in findings
         ],
     }
-    (staged / SAMPLES).write_text(json.dumps(values), encoding="utf-8")
+    write_feature_set(staged, plan.encoding, columns, values)

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import RunConfig
-from eagle3_core.data.features import INDEX, SAMPLES
+from eagle3_core.data.encoding import Encoding, num_label_rows
+from eagle3_core.data.features import write_feature_set
 from eagle3_core.data.shards import FEATURES, ShardWriter
 from eagle3_core.identity import target_fingerprint
 from eagle3_core.storage import commit, open_store
@@ -21,6 +22,7 @@ from eagle3_core.vocab import choose
 
 V, U, D, LAYERS = 48, 32, 16, 8
 AUX = (1, 3, 4)
+ENCODING = Encoding(dtype="float32", fp8="none", last_rows="labels", num_aux=3, hidden_size=D)
 
 
 @dataclass(frozen=True)
@@ -75,20 +77,18 @@ def make_inputs(base: Path, *, nproc: int = 2, **training: object) -> TrainingIn
     staging = base / "staging"
     samples = _samples(head)
     shard = _commit_shard(store, staging, samples)
-    index = {
-        "length": np.array([len(ids) for ids, *_ in samples], dtype=np.int32),
-        "offset": np.cumsum([0, *(len(ids) for ids, *_ in samples[:-1])]).astype(np.int64),
-        "shard": np.zeros(len(samples), dtype=np.int32),
-        "supervised": np.array([len(ids) - 3 for ids, *_ in samples], dtype=np.int32),
-        "held_out": np.array([number % 8 == 0 for number in range(len(samples))]),
-        "domain": np.zeros(len(samples), dtype=np.int32),
+    columns = {
+        "length": [len(ids) for ids, *_ in samples],
+        "shard": [0 for _ in samples],
+        "supervised": [len(ids) - 3 for ids, *_ in samples],
+        "held_out": [number % 8 == 0 for number in range(len(samples))],
+        "domain": [0 for _ in samples],
     }
     staging.mkdir(exist_ok=True)
-    save_arrays(index, staging / INDEX)
-    values = {"aux_layers": list(AUX), "dtype": "float32", "hidden_size": D, "target": identity.model_dump(),
+    values = {"aux_layers": list(AUX), "target": identity.model_dump(),
               "engine": {}, "domains": ["test"], "sample_ids": [f"s{number}" for number in range(len(samples))],
               "shards": [{"key": shard.key, "manifest_sha256": shard.manifest_sha256}]}  # fmt: skip
-    (staging / SAMPLES).write_text(json.dumps(values))
+    write_feature_set(staging, ENCODING, columns, values)
     features = commit(store, "seal/test", staging, Kind.FEATURE_SET)
     vocab = choose({token: V - token for token in range(V)}, [2], U, V)
     save_arrays({"d2t": np.array(vocab.d2t), "t2d": np.array(vocab.t2d)}, staging / "vocab.safetensors")
@@ -112,7 +112,9 @@ def _samples(head: torch.Tensor) -> list[tuple[list[int], torch.Tensor, torch.Te
 
 def _commit_shard(store, staging: Path, samples) -> Ref:
     staging.mkdir()
-    with ShardWriter(staging / FEATURES, sum(len(ids) for ids, *_ in samples), 3 * D, D, "float32") as writer:
+    lengths = [len(ids) for ids, *_ in samples]
+    labels = sum(num_label_rows(length, length - 3) for length in lengths)
+    with ShardWriter(staging / FEATURES, ENCODING, sum(lengths), labels) as writer:
         for ids, aux, last in samples:
             writer.append(ids, len(ids) - 3, aux, last)
     return commit(store, "capture/test/00000", staging, Kind.SHARD)

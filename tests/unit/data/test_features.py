@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 import safetensors
-from safetensors.numpy import save_file
 
 from eagle3_core.artifacts import Kind
-from eagle3_core.data.features import FeatureSet
-from eagle3_core.errors import ArtifactError
-from eagle3_core.storage import commit, open_store
+from eagle3_core.data.encoding import Encoding
+from eagle3_core.data.features import SAMPLES, FeatureSet, write_feature_set
+from eagle3_core.errors import ArtifactError, UnknownSchemaError
+from eagle3_core.storage import commit, load, open_store
 
 
 def test_opening_reads_no_shard_and_reading_one_sample_opens_one(sealed, monkeypatch):
@@ -40,22 +40,15 @@ def test_37312_samples_open_without_any_shard_being_there(tmp_path):
     lengths = np.full(count, 2353, dtype=np.int32)
     staged = tmp_path / "staged"
     staged.mkdir()
-    zeros = np.zeros(count, np.int32)
-    columns = {"length": lengths, "supervised": lengths, "shard": zeros, "domain": zeros}
-    columns |= {
-        "offset": zeros.astype(np.int64),
-        "last_offset": zeros.astype(np.int64),
-        "held_out": zeros.astype(np.bool_),
-    }
-    save_file(columns, staged / "index.safetensors")
-    names = {
-        "schema_version": "eagle3/feature-set/2", "aux_layers": [1, 29, 57], "hidden_size": 7168, "target": {},
-        "encoding": {"dtype": "bfloat16", "fp8": "none", "last_rows": "labels", "num_aux": 3, "hidden_size": 7168},
-        "domains": ["general"],
+    columns = {name: [0] * count for name in ("shard", "domain", "held_out")}
+    columns |= {"length": lengths, "supervised": lengths}
+    values = {
+        "aux_layers": [1, 29, 57], "target": {}, "domains": ["general"],
         "sample_ids": [f"{number:024x}" for number in range(count)],
         "shards": [{"key": "capture/x/00000", "manifest_sha256": "0" * 64}],
     }  # fmt: skip
-    (staged / "samples.json").write_text(json.dumps(names))
+    encoding = Encoding(dtype="bfloat16", fp8="none", last_rows="labels", num_aux=3, hidden_size=7168)
+    write_feature_set(staged, encoding, columns, values)
     ref = commit(store, "seal/x", staged, Kind.FEATURE_SET)
     features = FeatureSet.open(store, ref)
     assert int(features.lengths.sum()) == 87_795_136
@@ -66,3 +59,16 @@ def test_37312_samples_open_without_any_shard_being_there(tmp_path):
 def test_another_kind_of_artifact_is_refused(sealed):
     with pytest.raises(ArtifactError, match="expected a feature_set reference, found shard_plan"):
         FeatureSet.open(sealed.store, sealed.refs[Kind.SHARD_PLAN])
+
+
+def test_a_feature_set_of_another_version_is_refused_with_what_to_do(sealed, tmp_path):
+    artifact = load(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    staged = tmp_path / "staged"
+    staged.mkdir()
+    values = json.loads(artifact.path(SAMPLES).read_text())
+    for version in (None, "eagle3/feature-set/3"):
+        refused = f"expected eagle3/feature-set/2, found {version!r}; run seal again"
+        (staged / SAMPLES).write_text(json.dumps(values | {"schema_version": version}))
+        ref = commit(sealed.store, "seal/other", staged, Kind.FEATURE_SET)
+        with pytest.raises(UnknownSchemaError, match=refused):
+            FeatureSet.open(sealed.store, ref)
