@@ -34,6 +34,13 @@ class TrainingConfig(Section):
     checkpoint_every_s: float = Field(
         120.0, gt=0, description="Seconds between checkpoints.", json_schema_extra=NOT_IDENTITY
     )
+    cache_bytes: int = Field(
+        64 << 30,
+        ge=0,
+        description="Disk space for shards of a bucket, and never more than half of what is free; what does not fit is "
+        "read again in every epoch, sample by sample. A directory root needs none.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     nproc: int = Field(
         2, ge=1, le=1024, description="Processes torchrun starts on this host.", json_schema_extra=NOT_IDENTITY
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.data.encoding import Encoding, dequantise, label_rows, num_label_rows
+from eagle3_core.data.remote import open_shard
 from eagle3_core.data.shards import FEATURES
 from eagle3_core.errors import UnknownSchemaError
 from eagle3_core.storage import Artifact, ObjectStore, load
@@ -118,12 +119,9 @@ class FeatureSet:
 
     def _shard(self, number: int) -> Any:
         if number not in self._open:
-            from safetensors import safe_open
-
             entry = self._shards[number]
             sealed = Ref(kind=Kind.SHARD, key=entry["key"], manifest_sha256=entry["manifest_sha256"])
-            path = load(self.artifact.store, sealed).path(FEATURES)
-            self._open[number] = safe_open(str(path), framework="pt")
+            self._open[number] = open_shard(load(self.artifact.store, sealed), FEATURES)
         return self._open[number]
 
 

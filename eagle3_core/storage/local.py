@@ -108,6 +108,16 @@ class LocalStore:
             raise FileNotFoundError(path)
         return path
 
+    def keep_local(self, key: str, sha256: str) -> Path | None:
+        """Return the file itself."""
+        return self.local_path(key, sha256)
+
+    def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
+        """Return a part of the file."""
+        with self.local_path(key, sha256).open("rb") as file:
+            file.seek(start)
+            return file.read(size)
+
     def exists(self, key: str) -> bool:
         """Tell whether the file is there."""
         return self._file(key).is_file()

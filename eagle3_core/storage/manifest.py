@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,16 +57,24 @@ class Artifact:
         Raises:
             CorruptArtifactError: the file is missing or has another size.
         """
+        local = self._local(name, self.store.local_path)
+        assert local is not None
+        return local
+
+    def kept_path(self, name: str) -> Path | None:
+        """Return `path(name)`, to stay there while this process lives; None where a bucket's cache has no room for it."""
+        return self._local(name, self.store.keep_local)
+
+    def _local(self, name: str, find: Callable[[str, str], Path | None]) -> Path | None:
         entry = self.manifest.files.get(name)
         where = f"{self.store.root}/{self.ref.key}/{name}"
         if entry is None:
             raise CorruptArtifactError(f"{where}: not in the manifest, which has {sorted(self.manifest.files)}")
         try:
-            local = self.store.local_path(f"{self.ref.key}/{name}", entry.sha256)
+            local = find(f"{self.ref.key}/{name}", entry.sha256)
         except FileNotFoundError:
             raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found no file; repair it") from None
-        found = local.stat().st_size
-        if found != entry.bytes:
+        if local is not None and (found := local.stat().st_size) != entry.bytes:
             raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found {found}; repair it")
         return local
 

@@ -44,6 +44,7 @@ class S3Store:
         mine = hashlib.sha256(self.root.encode()).hexdigest()[:16]
         self._claims = BucketClaims(self._bucket, self._key("claims"), directory / "claims" / mine)
         self._conditions_hold = False
+        self._kept: list[BinaryIO] = []
 
     @property
     def root(self) -> str:
@@ -108,9 +109,13 @@ class S3Store:
         """Return a cached copy, downloaded once per ETag and compared with `sha256` then."""
         return self.cache.file(*self._cached(key, sha256))
 
-    def keep_local(self, key: str, sha256: str) -> tuple[Path, BinaryIO] | None:
-        """Return a cached copy and a handle that keeps it in the cache; None where the cache has no room for it."""
-        return self.cache.using(*self._cached(key, sha256))
+    def keep_local(self, key: str, sha256: str) -> Path | None:
+        """Return a cached copy that stays while this process lives; None where the cache has no room for it."""
+        found = self.cache.using(*self._cached(key, sha256))
+        if found is None:
+            return None
+        self._kept.append(found[1])
+        return found[0]
 
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
         """Return a part of a file; nothing is kept."""

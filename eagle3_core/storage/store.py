@@ -45,6 +45,12 @@ class ObjectStore(Protocol):
         A directory's file is as it lies there, a bucket's was compared with `sha256` when it came.
         """
 
+    def keep_local(self, key: str, sha256: str) -> Path | None:
+        """Return the same, to stay there while this process lives; None where a bucket's cache has no room for it."""
+
+    def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
+        """Return a part of what `put_file` put there; FileNotFoundError if there is none."""
+
     def exists(self, key: str) -> bool:
         """Tell whether the object is there."""
 
@@ -67,12 +73,12 @@ class ObjectStore(Protocol):
         """Hold `key` against other processes; tells whether it is ours. See `LocalStore.claim`."""
 
 
-def open_store(root: str) -> ObjectStore:
-    """Return the store for a directory or an s3:// URI."""
+def open_store(root: str, cache_bytes: int | None = None) -> ObjectStore:
+    """Return the store for a directory or an s3:// URI, of which at most `cache_bytes` are kept on this machine."""
     if root.startswith("s3://"):
         from eagle3_core.storage.s3_store import S3Store
 
-        return S3Store(root)
+        return S3Store(root) if cache_bytes is None else S3Store(root, cache_bytes)
     from eagle3_core.storage.local import LocalStore
 
     return LocalStore(Path(root))

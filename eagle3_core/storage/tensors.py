@@ -37,7 +37,16 @@ def read_header(path: Path) -> dict[str, TensorHeader]:
         (length,) = struct.unpack("<Q", prefix) if len(prefix) == 8 else (size,)
         if not 2 <= length <= size - 8:
             raise ValueError("expected a safetensors header, found none")
-        raw = file.read(length)
+        return parse_header(file.read(length), size)
+
+
+def parse_header(raw: bytes, size: int) -> dict[str, TensorHeader]:
+    """Return the tensors that a header of a file of `size` bytes tells of.
+
+    Raises:
+        ValueError: see `read_header`.
+    """
+    length = len(raw)
     try:
         tensors = {name: _tensor(item, 8 + length) for name, item in json.loads(raw).items() if name != "__metadata__"}
     except (ValueError, AttributeError, KeyError, TypeError):

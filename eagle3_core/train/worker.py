@@ -57,7 +57,7 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
     from eagle3_core.train.trackers import Trackers
 
     ranks = Ranks.join(request.device)
-    store = open_store(request.root)
+    store = open_store(request.root, request.run.training.cache_bytes)
     job = build_job(request, store)
     every_s = request.run.training.checkpoint_every_s
     checkpoints = Checkpoints(store, request.output, request.work / "checkpoint", every_s, leads=ranks.leads)
