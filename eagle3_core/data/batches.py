@@ -131,6 +131,11 @@ class TrainOrder:
         epoch, index = self.position(step)
         return self.epoch(epoch)[index]
 
+    def rows_of(self, rank: int, world: int, start: int) -> Iterator[Row]:
+        """Yield one rank's rows from step `start` to the end, in the order in which it trains on them."""
+        for step in range(start, self.total_steps):
+            yield from share(self.rows(step), self.lengths, rank, world)
+
     def accounts(self, epoch: int, supervised: Sequence[int]) -> Accounts:
         """Count the tokens of an epoch as they are in its steps."""
         rows = [row for step in self.epoch(epoch) for row in step]

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from eagle3_core.storage.local import full_disk_is_typed, locked
 
@@ -35,19 +34,17 @@ class ByteCache:
                 self._fill(target, size, download)
         return target
 
-    def using(
-        self, name: str, filename: str, size: int, download: Callable[[Path], None]
-    ) -> tuple[Path, BinaryIO] | None:
-        """Return the same, and a handle that keeps the file while it is open; None where there is no room for it."""
+    def using(self, name: str, filename: str, size: int, download: Callable[[Path], None]) -> tuple[Path, int] | None:
+        """Return the same, and a descriptor that keeps the file while it is open; None where there is no room."""
         target = self._entry(name, filename)
         with self._alone():
             if not self._there(target, size):
                 if not self._make_room(size):
                     return None
                 self._fill(target, size, download)
-            handle = target.open("rb")
-            fcntl.flock(handle, fcntl.LOCK_SH)
-        return target, handle
+            descriptor = os.open(target, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+        return target, descriptor
 
     def bytes(self) -> int:
         """Return the bytes of all files."""

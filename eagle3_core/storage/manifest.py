@@ -62,7 +62,7 @@ class Artifact:
         return local
 
     def kept_path(self, name: str) -> Path | None:
-        """Return `path(name)`, to stay there while this process lives; None where a bucket's cache has no room for it."""
+        """Return `path(name)`, to stay while the store lives; None where a bucket's cache has no room for it."""
         return self._local(name, self.store.keep_local)
 
     def _local(self, name: str, find: Callable[[str, str], Path | None]) -> Path | None:

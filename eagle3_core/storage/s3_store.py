@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import ClassVar
 from urllib.parse import urlsplit
 
 from eagle3_core.errors import CorruptArtifactError, InputError
@@ -44,7 +45,6 @@ class S3Store:
         mine = hashlib.sha256(self.root.encode()).hexdigest()[:16]
         self._claims = BucketClaims(self._bucket, self._key("claims"), directory / "claims" / mine)
         self._conditions_hold = False
-        self._kept: list[BinaryIO] = []
 
     @property
     def root(self) -> str:
@@ -110,11 +110,11 @@ class S3Store:
         return self.cache.file(*self._cached(key, sha256))
 
     def keep_local(self, key: str, sha256: str) -> Path | None:
-        """Return a cached copy that stays while this process lives; None where the cache has no room for it."""
+        """Return a cached copy that stays while this store lives; None where the cache has no room for it."""
         found = self.cache.using(*self._cached(key, sha256))
         if found is None:
             return None
-        self._kept.append(found[1])
+        weakref.finalize(self, os.close, found[1])
         return found[0]
 
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:

@@ -46,7 +46,7 @@ class ObjectStore(Protocol):
         """
 
     def keep_local(self, key: str, sha256: str) -> Path | None:
-        """Return the same, to stay there while this process lives; None where a bucket's cache has no room for it."""
+        """Return the same, to stay while this store lives; None where a bucket's cache has no room for it."""
 
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
         """Return a part of what `put_file` put there; FileNotFoundError if there is none."""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from eagle3_core.data.batches import Batch, read_batch, share
+from eagle3_core.data.batches import Batch, read_ahead, share
 from eagle3_core.errors import NonFiniteError
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.loss import Teacher, judge_step, step_weights
@@ -46,12 +46,13 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
     state = checkpoints.resume(drafter, optimizer, ranks)
     trackers.start(job, state)
     stopped = False
+    batches = read_ahead(job.features, order.rows_of(ranks.rank, ranks.world, state.step), ranks.device)
     while state.step < order.total_steps and not stopped:
         began = time.perf_counter()
         rows = order.rows(state.step)
         sums.clear()
-        for row in share(rows, order.lengths, ranks.rank, ranks.world):
-            accumulate(job, drafter, read_batch(job.features, row, ranks.device), head, draft_to_target, sums)
+        for _ in share(rows, order.lengths, ranks.rank, ranks.world):
+            accumulate(job, drafter, next(batches), head, draft_to_target, sums)
         sums.add("stop", float(stop()))
         counts, norm = sums.finish(ranks, training.max_grad_norm)
         rate = learning_rate(state.step, order.total_steps, training)

@@ -1,0 +1,123 @@
+"""Features of a bucket: what fits is kept whole on this machine, the rest is read by range, and both are the same."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.data.batches import read_ahead, read_batch
+from eagle3_core.data.features import FeatureSet
+from eagle3_core.errors import CorruptArtifactError
+from eagle3_core.storage import open_store
+from eagle3_core.storage.cache import ByteCache
+
+
+@pytest.fixture
+def features_on(s3, flow_on):
+    """Return a function that opens the same feature set of five shards with a cache of some bytes."""
+    flow = flow_on("s3://bucket/root")
+    for name in ("prepare", "regenerate", "build_vocab", "plan_capture"):
+        flow.run(name)
+    flow.capture_all()
+    sealed = flow.run("seal")
+    stored = [item for item in s3.list_objects_v2(Bucket="bucket")["Contents"] if "features" in item["Key"]]
+
+    def opened(cache_bytes, where):
+        os.environ["EAGLE3_S3_CACHE"] = str(flow.tmp_path / where)
+        return FeatureSet.open(open_store("s3://bucket/root", cache_bytes), sealed)
+
+    opened.sizes = [item["Size"] for item in stored]
+    return opened
+
+
+def equal(one, other):
+    return all(
+        torch.equal(getattr(one, name).nan_to_num(7.5), getattr(other, name).nan_to_num(7.5))
+        for name in ("input_ids", "loss_mask", "aux_hidden_states", "last_hidden_state")
+    )
+
+
+def test_a_cache_smaller_than_the_features_gives_the_same_keeps_its_limit_and_downloads_no_shard_twice(
+    features_on, server
+):
+    everything = features_on(1 << 30, "all")
+    expected = [everything.read(sample) for sample in range(len(everything))]
+    sizes = features_on.sizes
+    assert len(sizes) == 5
+    small = 20_000  # of the index and the names, beside the shards
+    features = features_on(sum(sizes) // 2 + small, "half")
+    server.requests.clear()
+    for _epoch in range(2):
+        for sample in torch.randperm(len(features), generator=torch.Generator().manual_seed(1)).tolist():
+            assert equal(features.read(sample), expected[sample])
+            assert features.artifact.store.cache.bytes() <= sum(sizes) // 2 + small
+    kept = list(features.artifact.store.cache.directory.rglob("features.safetensors"))
+    assert 1 <= len(kept) < 5
+    nothing = features_on(0, "none")
+    assert all(equal(nothing.read(sample), expected[sample]) for sample in range(len(nothing)))
+    assert list(nothing.artifact.store.cache.directory.rglob("features.safetensors")) == []
+
+
+def test_what_is_in_use_stays_and_what_was_not_used_for_longest_goes(tmp_path):
+    cache = ByteCache(tmp_path, 250)
+    made = []
+
+    def download(path):
+        made.append(path)
+        path.write_bytes(b"x" * 100)
+
+    _, descriptor = cache.using("first", "f", 100, download)
+    second = cache.file("second", "f", 100, download)
+    os.utime(second, (1, 1))
+    os.utime(tmp_path / "fi/first/f", (0, 0))
+    third = cache.using("third", "f", 100, download)
+    assert third is not None
+    assert not second.exists()
+    assert cache.using("fourth", "f", 100, download) is None
+    os.close(descriptor)
+    fourth = cache.using("fourth", "f", 100, download)
+    assert fourth is not None
+    assert not (tmp_path / "fi/first/f").exists()
+    assert cache.bytes() == 200
+    assert len(made) == 4
+    for _, kept in (third, fourth):
+        os.close(kept)
+
+
+def test_what_a_killed_download_left_is_removed_and_counts_for_nothing(tmp_path):
+    cache = ByteCache(tmp_path, 250)
+    torn = tmp_path / "ab/abc/.f.tmp.4Fa1"
+    torn.parent.mkdir(parents=True)
+    torn.write_bytes(b"x" * 200)
+    cache.file("second", "f", 100, lambda path: path.write_bytes(b"x" * 100))
+    assert not torn.exists()
+    assert cache.bytes() == 100
+
+
+def test_a_shard_that_was_cut_off_is_found_by_its_header_where_it_is_read_by_range(features_on, s3, server):
+    features = features_on(0, "none")
+    [key, *_] = [item["Key"] for item in s3.list_objects_v2(Bucket="bucket")["Contents"] if "features" in item["Key"]]
+    for item in s3.list_objects_v2(Bucket="bucket")["Contents"]:
+        if "features" in item["Key"]:
+            s3.put_object(Bucket="bucket", Key=item["Key"], Body=b"\x10" + bytes(200))
+    assert key
+    with pytest.raises(CorruptArtifactError, match="repair it"):
+        features.read(0)
+
+
+def test_rows_read_ahead_are_the_rows_in_order_and_a_fault_comes_where_its_row_does(sealed):
+    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    rows = [(3, 1, 4), (1,), (5, 9, 2, 6)]
+    for row, batch in zip(rows, read_ahead(features, iter(rows)), strict=True):
+        assert torch.equal(batch.aux_hidden_states, read_batch(features, row).aux_hidden_states)
+        assert batch.lengths == tuple(int(features.lengths[sample]) for sample in row)
+    path = sealed.tmp_path / "root" / sealed.shard_key(0) / "manifest.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps(values | {"kind": "corpus"}))
+    fresh = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    ahead = read_ahead(fresh, iter([(len(fresh) - 1,), (0,)]))
+    assert next(ahead).lengths
+    with pytest.raises(CorruptArtifactError):
+        next(ahead)
