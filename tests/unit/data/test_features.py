@@ -69,6 +69,6 @@ def test_a_feature_set_of_another_version_is_refused_with_what_to_do(sealed, tmp
     for version in (None, "eagle3/feature-set/3"):
         refused = f"expected eagle3/feature-set/2, found {version!r}; run seal again"
         (staged / SAMPLES).write_text(json.dumps(values | {"schema_version": version}))
-        ref = commit(sealed.store, "seal/other", staged, Kind.FEATURE_SET)
+        ref = commit(sealed.store, "seal/other", staged, Kind.FEATURE_SET, replace=True)
         with pytest.raises(UnknownSchemaError, match=refused):
             FeatureSet.open(sealed.store, ref)
