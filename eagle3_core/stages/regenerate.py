@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
@@ -16,8 +16,9 @@ from eagle3_core.context import StageContext
 from eagle3_core.data.corpus import CORPUS, Answer, AskedPrompt, read_corpus, read_prompt_set, write_corpus
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.platform import resolve_device
-from eagle3_core.errors import CorruptArtifactError, InputError
+from eagle3_core.errors import CorruptArtifactError, EngineError, InputError
 from eagle3_core.identity import require_target
+from eagle3_core.pipeline import STAGES
 from eagle3_core.storage import ObjectStore, commit, committed_keys, full_disk_is_typed, load, quarantine
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ Connect = Callable[[], "EngineClient"]
 def run(context: StageContext) -> Ref:
     """Write the corpus; answers are committed every `chunk_prompts`, so a killed run repeats at most one chunk.
 
+    An answer that any run of this root was given before, to the same prompt under the same settings, is used again.
+
     Raises:
         InputError: every answer of a split is empty.
         EngineError: the server failed; a retry goes on from the last chunk.
@@ -39,13 +42,17 @@ def run(context: StageContext) -> Ref:
         return done
     prompt_set = context.input("prompt_set")
     facts = prompt_set.manifest.facts
-    chunks = _Chunks(context.store, f"{context.key(content)}/chunks")
     asked = read_prompt_set(prompt_set)
+    decides = {
+        "target": facts["target"]["sha256"], "dtype": context.run.target.dtype, "engine": engine,
+        "serving": context.run.serving.identity(), "max_new_tokens": context.run.data.max_new_tokens,
+    }  # fmt: skip
+    known = _Known(context.store, decides, frozenset(prompt.id for prompt in asked))
     answers: list[Answer] = []
     too_long = 0
     with full_disk_is_typed(context.work), _lazy_client(context, facts["target"]) as connect:
         while asked:
-            found = _answer_all(context, asked, chunks, connect)
+            found = _answer_all(context, asked, known, connect)
             answers += found.values()
             asked, dropped = _next_turns(context, asked, found)
             too_long += dropped
@@ -65,30 +72,52 @@ def run(context: StageContext) -> Ref:
 
 
 @dataclasses.dataclass
-class _Chunks:
-    """Answers committed so far, in sub-artifacts of the corpus."""
+class _Known:
+    """Answers committed so far, in chunks that are named by what was asked and by all that decides an answer."""
 
     store: ObjectStore
-    prefix: str
+    decides: Mapping[str, Any]
+    wanted: frozenset[str]
 
     def __post_init__(self) -> None:
-        """Read every committed chunk; a damaged one is put aside and its prompts are answered again."""
-        self.answers: dict[str, Answer] = {}
-        for chunk in committed_keys(self.store, self.prefix):
-            try:
-                self.answers |= {answer.id: answer for answer in read_corpus(load(self.store, chunk))}
-            except CorruptArtifactError as error:
-                quarantine(self.store, chunk, str(error))
+        """Know of nothing yet: chunks are read when a temperature is first asked for."""
+        self._answers: dict[float, dict[str, Answer]] = {}
 
-    def commit(self, answers: Sequence[Answer], context: StageContext) -> None:
-        """Commit some answers; their name is that of their prompts, so no chunk is ever replaced by another."""
-        staged = context.work / "chunk"
+    def answer(self, prompt: AskedPrompt, temperature: float) -> Answer | None:
+        """Return the answer that was given to this prompt, as a sample of it; None where none was."""
+        found = self._read(temperature).get(prompt.id)
+        if found is None or found.input_ids != prompt.input_ids:
+            return None
+        # Where a prompt belongs is its own affair, not its answer's.
+        return dataclasses.replace(found, domain=prompt.domain, held_out=prompt.held_out)
+
+    def commit(self, answers: Sequence[Answer], temperature: float, work: Path) -> None:
+        """Commit some answers; their name is that of what was asked, so no chunk is ever replaced by another."""
+        staged = work / "chunk"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
         write_corpus(staged / CORPUS, list(answers))
-        name = hashlib.sha256("".join(answer.id for answer in answers).encode()).hexdigest()[:16]
-        commit(self.store, f"{self.prefix}/{name}", staged, Kind.CORPUS)
-        self.answers |= {answer.id: answer for answer in answers}
+        name = canonical_sha256([[answer.id, answer.input_ids] for answer in answers])[:24]
+        commit(self.store, f"{self._place(temperature)}/{name}", staged, Kind.CORPUS)
+        self._read(temperature).update({answer.id: answer for answer in answers})
+
+    def _place(self, temperature: float) -> str:
+        return f"{STAGES['regenerate'].name}/answers/{canonical_sha256([self.decides, temperature])[:24]}"
+
+    def _read(self, temperature: float) -> dict[str, Answer]:
+        """Read every committed chunk once; a damaged one is put aside and its prompts are answered again."""
+        if temperature in self._answers:
+            return self._answers[temperature]
+        found = self._answers[temperature] = {}
+        for chunk in committed_keys(self.store, self._place(temperature)):
+            try:
+                answers = list(read_corpus(load(self.store, chunk)))
+            except CorruptArtifactError as error:
+                quarantine(self.store, chunk, str(error))
+                continue
+            # Later turns are named by their first.
+            found |= {answer.id: answer for answer in answers if answer.id.partition(".")[0] in self.wanted}
+        return found
 
 
 @contextlib.contextmanager
@@ -112,30 +141,36 @@ def _lazy_client(context: StageContext, target: Mapping[str, Any]) -> Iterator[C
 
 
 def _answer_all(
-    context: StageContext, asked: Sequence[AskedPrompt], chunks: _Chunks, connect: Connect
+    context: StageContext, asked: Sequence[AskedPrompt], known: _Known, connect: Connect
 ) -> dict[str, Answer]:
     """Return an answer to every prompt by id; held-out ones are answered greedily, as they will be served."""
-    data = context.run.data
-    missing = [prompt for prompt in asked if prompt.id not in chunks.answers]
-    groups = {0.0: missing}
-    if data.temperature > 0:
-        groups = {
-            0.0: [prompt for prompt in missing if prompt.held_out],
-            data.temperature: [prompt for prompt in missing if not prompt.held_out],
-        }
-    done = len(asked) - len(missing)
-    for temperature, prompts in groups.items():
+    groups: dict[float, list[AskedPrompt]] = {}
+    for prompt in asked:
+        groups.setdefault(0.0 if prompt.held_out else context.run.data.temperature, []).append(prompt)
+    missing = {
+        temperature: [prompt for prompt in prompts if known.answer(prompt, temperature) is None]
+        for temperature, prompts in sorted(groups.items())
+    }
+    done = len(asked) - sum(map(len, missing.values()))
+    context.progress.update(done, len(asked), "prompts", answered_before=done)
+    for temperature, prompts in missing.items():
         if prompts:
-            _answer(context, prompts, temperature, chunks, connect(), (done, len(asked)))
+            _answer(context, prompts, temperature, known, connect(), (done, len(asked)))
             done += len(prompts)
-    return {prompt.id: chunks.answers[prompt.id] for prompt in asked}
+    found = {
+        prompt.id: known.answer(prompt, temperature) for temperature, prompts in groups.items() for prompt in prompts
+    }
+    whole = {name: answer for name, answer in found.items() if answer is not None}
+    if len(whole) < len(asked):
+        raise EngineError(f"regenerate: expected {len(asked)} answers, found {len(whole)}; try again")
+    return whole
 
 
 def _answer(
     context: StageContext,
     prompts: Sequence[AskedPrompt],
     temperature: float,
-    chunks: _Chunks,
+    known: _Known,
     client: EngineClient,
     count: tuple[int, int],
 ) -> None:
@@ -158,10 +193,10 @@ def _answer(
         rate = tokens / max(time.monotonic() - started, 1e-6)
         context.progress.update(done, total, "prompts", tokens_per_s=round(rate, 1), answer_tokens=tokens)
         if len(finished) >= run.data.chunk_prompts:
-            chunks.commit(finished, context)
+            known.commit(finished, temperature, context.work)
             finished = []
     if finished:
-        chunks.commit(finished, context)
+        known.commit(finished, temperature, context.work)
 
 
 def _next_turns(

@@ -109,7 +109,7 @@ def test_a_damaged_chunk_is_put_aside_and_its_prompts_are_asked_again(flow, engi
     flow.run("prepare")
     first = flow.run("regenerate")
     (tmp_path / "root" / first.key / "manifest.json").unlink()
-    chunk = min((tmp_path / "root" / first.key / "chunks").glob("*/corpus.jsonl"))
+    chunk = min((tmp_path / "root" / "regenerate" / "answers").glob("*/*/corpus.jsonl"))
     chunk.write_text(chunk.read_text()[:-40])
     assert flow.run("regenerate") == first
     assert len(engine.answered) == 40 + 8

@@ -1,0 +1,111 @@
+"""A corpus grows: prompts that were answered under the same settings are not asked again, whatever else changed."""
+
+import json
+
+import pytest
+
+from eagle3_core.artifacts import Kind
+from eagle3_core.config import RunConfig
+from eagle3_core.data.corpus import read_corpus
+from eagle3_core.errors import EngineError
+from eagle3_core.storage import load
+
+
+def changed(flow, section, **values):
+    dumped = flow.config.model_dump(mode="json")
+    dumped[section] |= values
+    flow.config = RunConfig.parse(dumped, "test")
+
+
+def add(path, lines):
+    path.write_text(path.read_text() + "".join(json.dumps(line) + "\n" for line in lines))
+
+
+def corpus(flow):
+    for name in ("prepare", "regenerate"):
+        flow.run(name)
+    return {answer.id: answer for answer in read_corpus(load(flow.store, flow.refs[Kind.CORPUS]))}
+
+
+def test_added_prompts_alone_are_answered_captured_and_sealed_with_the_others(flow, engine, prompts_file):
+    before = corpus(flow)
+    flow.run("plan_capture")
+    flow.capture_all()
+    flow.run("seal")
+    add(prompts_file, [{"prompt": f"A later question {number}?"} for number in range(20)])
+    engine.answered.clear()
+    engine.captured.clear()
+    after = corpus(flow)
+    assert len(engine.answered) == 20
+    assert before.items() <= after.items()
+    plan = flow.run("plan_capture")
+    assert plan.facts["captured_shards"] == 5
+    flow.capture_all()
+    assert {answer.length for answer in before.values()}
+    old = {tuple(answer.input_ids + answer.output_ids) for answer in before.values()}
+    assert not old & set(engine.captured)
+    assert flow.run("seal").facts["samples"] == 60
+
+
+def test_where_all_were_answered_before_no_engine_starts(flow, engine, prompts_file):
+    first = corpus(flow)
+    lines = prompts_file.read_text().splitlines(keepends=True)
+    prompts_file.write_text("".join(lines[:30]))
+    starts = engine.starts
+    assert corpus(flow).items() <= first.items()
+    prompts_file.write_text("".join(reversed(lines)))
+    assert corpus(flow) == first
+    assert engine.starts == starts
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [("data", {"max_new_tokens": 17}), ("serving", {"engine_args": {"x": 1}}), ("target", {"dtype": "bfloat16"})],
+)
+def test_another_setting_that_decides_answers_asks_all_anew(flow, engine, section, values):
+    corpus(flow)
+    changed(flow, section, **values)
+    corpus(flow)
+    assert len(engine.answered) == 80
+
+
+def test_a_change_that_decides_no_answer_asks_nothing(flow, engine):
+    before = corpus(flow)
+    changed(flow, "data", held_out_fraction=0.4)
+    after = corpus(flow)
+    assert len(engine.answered) == 40
+    assert [name for name in before if after[name].held_out != before[name].held_out]
+    assert all(after[name].output_ids == before[name].output_ids for name in before)
+
+
+def test_a_prompt_that_moves_to_the_held_out_is_answered_greedily(flow, engine):
+    changed(flow, "data", temperature=0.7)
+    before = corpus(flow)
+    changed(flow, "data", temperature=0.7, held_out_fraction=0.4)
+    after = corpus(flow)
+    moved = [name for name in before if after[name].held_out and not before[name].held_out]
+    assert moved
+    assert len(engine.answered) == 40 + len(moved)
+
+
+def test_later_turns_are_answered_again_only_after_another_answer(flow, engine, prompts_file):
+    add(prompts_file, [{"turns": [f"First {number}", f"Then {number}"]} for number in range(5)])
+    before = corpus(flow)
+    asked = len(engine.answered)
+    assert asked == 50
+    add(prompts_file, [{"prompt": "One more?"}])
+    after = corpus(flow)
+    assert len(engine.answered) == asked + 1
+    assert before.items() <= after.items()
+
+
+def test_a_server_that_leaves_a_prompt_unanswered_is_an_error(flow, engine, monkeypatch):
+    from tests.unit import conftest
+
+    real = conftest.Client.generate
+    monkeypatch.setattr(
+        type(engine.client()), "generate", lambda self, *a, **k: list(real(self, *a, **k))[:-1], raising=True
+    )
+    flow.run("prepare")
+    with pytest.raises(EngineError, match="expected 40 answers, found 39; try again"):
+        flow.run("regenerate")
