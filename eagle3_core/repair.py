@@ -102,7 +102,7 @@ def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, d
     return artifact.ref
 
 
-def check_set(sealed: Artifact, findings: Sequence[ShardFinding]) -> list[str]:
+def check_set(sealed: Artifact, findings: Sequence[ShardFinding]) -> str | None:
     """Return what is wrong with a feature set beside its shards: its own files, shards that are not those sealed.
 
     `findings` are those of its plan's shards, in order.
@@ -110,13 +110,19 @@ def check_set(sealed: Artifact, findings: Sequence[ShardFinding]) -> list[str]:
     try:
         entries = verify(sealed.store, sealed.ref).json(SAMPLES)["shards"]
     except CorruptArtifactError as error:
-        return [str(error)]
-    return [
-        f"shard {finding.index}: sealed with manifest {entry['manifest_sha256'][:12]}, found "
-        f"{finding.manifest_sha256[:12]}; seal again, then train on the new feature set"
+        return str(error)
+    other = [
+        str(finding.index)
         for entry, finding in zip(entries, findings, strict=True)
         if finding.state == "ok" and finding.manifest_sha256 != entry["manifest_sha256"]
     ]
+    if not other:
+        return None
+    which = f"shard{'s' * (len(other) > 1)} {', '.join(other[:10])}{', ...' * (len(other) > 10)}"
+    return (
+        f"{sealed.ref.key} is outdated: {which} captured again since it was sealed; run `eagle3 seal RECIPE`, then "
+        "`eagle3 train RECIPE` on the new feature set"
+    )
 
 
 def _finding(artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None) -> ShardFinding:

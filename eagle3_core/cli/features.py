@@ -6,6 +6,7 @@ import time
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.table import Column, Table
 
 from eagle3_core.cli.common import (
@@ -31,7 +32,10 @@ from eagle3_core.storage.scan import OnBytes
 features = typer.Typer(no_args_is_help=True, help="Captured hidden states: ls, verify, stats, gc.")
 
 Key = Annotated[
-    str | None, typer.Argument(metavar="KEY", help="A feature set (seal/...) or a plan (plan_capture/...); empty: all.")
+    str | None,
+    typer.Argument(
+        metavar="KEY", help="A feature set (seal/...), a plan (plan_capture/...) or a beginning of its key; empty: all."
+    ),
 ]
 
 
@@ -46,10 +50,11 @@ def ls(root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
         if as_json:
             print_json({"root": store.root, "features": rows, "totals": totals, "damaged": catalog.damaged})
             return
-        table = Table(Column("feature set or plan", no_wrap=True), "samples", "tokens", "bytes", "state", "age",
-                      "referred to by")  # fmt: skip
+        numbers = [Column(name, justify="right", no_wrap=True) for name in ("samples", "tokens", "bytes")]
+        table = Table(Column("feature set or plan", no_wrap=True), *numbers, "state", Column("age", no_wrap=True),
+                      "referred to by", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fmt: skip
         for row in rows:
-            table.add_row(row["key"], f"{row['samples']:,}", f"{row['tokens']:,}", human_bytes(row["bytes"]),
+            table.add_row(_short(row["key"]), f"{row['samples']:,}", f"{row['tokens']:,}", human_bytes(row["bytes"]),
                           _state(row), _age(row["age_s"]), "\n".join(row["referred_to_by"]) or "-")  # fmt: skip
         size = human_bytes(totals["bytes"])
         table.caption = f"{totals['shards']:,} shards, {size} captured; each counted once, whoever shares it"
@@ -202,8 +207,8 @@ def _verified(
     findings = known[key]
     bad = [finding for finding in findings if finding.state == "corrupt" or (entry.sealed and finding.state != "ok")]
     problems |= {f"shard {finding.index}": f"{finding.state}: {finding.reason}" for finding in bad}
-    if entry.sealed is not None:
-        problems |= {f"feature set {number}": text for number, text in enumerate(check_set(entry.sealed, findings))}
+    if entry.sealed is not None and (text := check_set(entry.sealed, findings)):
+        problems["feature set"] = text
     states = [finding.state for finding in findings]
     return {"key": entry.key, "shards": len(findings), "ok": states.count("ok"), "missing": states.count("missing"),
             "problems": problems}  # fmt: skip
@@ -261,6 +266,12 @@ def _show_collection(found: Collection, record: dict[str, Any] | None) -> None:
     busy = f", {len(record['busy'])} left because somebody works on them" if record["busy"] else ""
     where = f"; written to {record['record']}" if "record" in record else ""
     output.print(f"{count} shards, {human_bytes(record['bytes'])} freed{busy}{where}", soft_wrap=True)
+
+
+def _short(key: str) -> str:
+    """Return the beginning of a key: all commands take it for the whole."""
+    stage, _, digest = key.partition("/")
+    return f"{stage}/{digest[:12]}"
 
 
 def _state(row: dict[str, Any]) -> str:

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
 from eagle3_core.artifacts import Kind
+from eagle3_core.data.features import SAMPLES
 from eagle3_core.data.plan import ShardPlan, read_plan
-from eagle3_core.errors import ArtifactError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
+from eagle3_core.errors import ArtifactError, CorruptArtifactError, InputError, NotCommittedError, UnknownSchemaError
 from eagle3_core.pipeline import STAGES
-from eagle3_core.storage import Artifact, ObjectStore, committed_keys, load
+from eagle3_core.storage import Artifact, ObjectStore, committed_keys, find, load
 from eagle3_core.storage.manifest import MANIFEST
 
 PLANS, SHARDS, SETS = (STAGES[name].name for name in ("plan_capture", "capture", "seal"))
 
+_READERS = 8
 _SHARD_DEPTH = 3
 """Parts of a shard's key: capture/<identity>/<shard>."""
 
-State = Literal["planned", "capturing", "captured", "sealed", "incomplete"]
+State = Literal["planned", "capturing", "captured", "sealed", "incomplete", "outdated"]
 
 
 @dataclass(frozen=True)
 class FeatureEntry:
-    """A shard plan and the feature set made of it, if there is one; `committed` of its `shards` are there."""
+    """A shard plan and the feature set made of it, if there is one; `committed` of its `shards` are there.
+
+    `replaced` are the indexes of shards that are others now than those the set was sealed with.
+    """
 
     plan: Artifact
     shards: ShardPlan
     sealed: Artifact | None
     committed: int
     made_at: float
+    replaced: tuple[int, ...]
 
     @property
     def key(self) -> str:
@@ -41,7 +48,7 @@ class FeatureEntry:
         """Return how far it is."""
         whole = self.committed == len(self.shards.shards)
         if self.sealed is not None:
-            return "sealed" if whole else "incomplete"
+            return "incomplete" if not whole else "outdated" if self.replaced else "sealed"
         if whole:
             return "captured"
         return "capturing" if self.committed else "planned"
@@ -80,13 +87,19 @@ class Catalog:
         return [shard.key for shard in entry.shards.shards if self.shards.get(shard.key)]
 
     def select(self, key: str | None) -> list[FeatureEntry]:
-        """Return the entry of a feature set or of a plan, or all.
+        """Return the entry of a feature set, the entries of a plan, or all; the beginning of a key is enough.
 
         Raises:
             NotCommittedError: there is none at `key`.
+            InputError: several keys begin so.
         """
         wanted = (key or "").strip("/")
-        found = [entry for entry in self.entries if not wanted or wanted in (entry.key, entry.plan.ref.key)]
+        names = {name for entry in self.entries for name in (entry.key, entry.plan.ref.key) if name.startswith(wanted)}
+        if wanted and wanted not in names and len(names) > 1:
+            raise InputError(
+                f"{wanted}: expected the beginning of one key, found {', '.join(sorted(names))}; add digits"
+            )
+        found = [entry for entry in self.entries if names & {entry.key, entry.plan.ref.key}]
         if wanted and not found:
             if wanted in self.damaged:
                 raise CorruptArtifactError(self.damaged[wanted])
@@ -117,8 +130,30 @@ def read_catalog(store: ObjectStore) -> Catalog:
         committed = sum(shards.get(shard.key, False) for shard in plan_values.shards)
         for one in sealed.get(digest, [None]):
             made_at = store.modified_at(f"{(one or plan_artifact).ref.key}/{MANIFEST}")
-            entries.append(FeatureEntry(plan_artifact, plan_values, one, committed, made_at))
+            replaced = () if one is None else _replaced(one, plan_values, damaged)
+            entries.append(FeatureEntry(plan_artifact, plan_values, one, committed, made_at, replaced))
     return Catalog(tuple(sorted(entries, key=lambda entry: entry.made_at)), shards, damaged)
+
+
+def _replaced(sealed: Artifact, plan: ShardPlan, damaged: dict[str, str]) -> tuple[int, ...]:
+    """Return which committed shards are not those a feature set was sealed with; reads their manifests."""
+    try:
+        wanted = [str(entry["manifest_sha256"]) for entry in sealed.json(SAMPLES)["shards"]]
+    except (CorruptArtifactError, ValueError, KeyError, TypeError) as error:
+        damaged[sealed.ref.key] = str(error)
+        return ()
+
+    def found(key: str) -> str | None:
+        try:
+            ref = find(sealed.store, key)
+        except (CorruptArtifactError, UnknownSchemaError):
+            return None
+        return None if ref is None else ref.manifest_sha256
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        now = list(pool.map(found, [shard.key for shard in plan.shards]))
+    pairs = zip(now, wanted, strict=True)
+    return tuple(index for index, (one, other) in enumerate(pairs) if one is not None and one != other)
 
 
 def shard_keys(store: ObjectStore) -> dict[str, bool]:

@@ -205,7 +205,41 @@ def test_verify_tells_when_a_shard_is_whole_but_not_the_one_that_was_sealed(type
         (staged / name).write_bytes(old.path(name).read_bytes())
     commit(sealed.store, old.ref.key, staged, Kind.SHARD, replace=True)
     [result] = typed.json("verify", code=75)["sets"]
-    assert "seal again" in result["problems"]["feature set 0"]
+    text = result["problems"]["feature set"]
+    assert f"{sealed.refs[Kind.FEATURE_SET].key} is outdated: shard 0 captured again since it was sealed" in text
+    assert "run `eagle3 seal RECIPE`" in text
+    [row] = typed.json("ls")["features"]
+    assert row["state"] == "outdated"
+    sealed.run("seal")
+    assert [row["state"] for row in typed.json("ls")["features"]] == ["outdated", "sealed"]
+
+
+def test_the_list_is_readable_at_80_columns(typed, sealed, monkeypatch):
+    from rich.console import Console
+
+    typed.release()
+    narrow = Console(width=80, highlight=False)
+    monkeypatch.setattr("eagle3_core.cli.features.output", narrow)
+    with narrow.capture() as shown:
+        typed("ls")
+    text, key = shown.get(), sealed.refs[Kind.FEATURE_SET].key
+    assert key[:17] in text
+    for word in ("samples", "tokens", "bytes", "sealed", "release demo", "(current)", "40", "1,0"):
+        assert word in text
+    assert "\u2026" not in text
+    assert typed.json("verify", key[:17])["sets"][0]["key"] == key
+
+
+def test_a_beginning_of_several_keys_is_refused_with_all_of_them(typed, sealed):
+    old = load(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    staged = sealed.tmp_path / "staged"
+    staged.mkdir()
+    for name in old.manifest.files:
+        (staged / name).write_bytes(old.path(name).read_bytes())
+    commit(sealed.store, "seal/second", staged, Kind.FEATURE_SET, inputs={"shard_plan": sealed.refs[Kind.SHARD_PLAN]})
+    done = typed("verify", "seal/", code=65)
+    assert f"found {old.ref.key}, seal/second; add digits" in done.stderr
+    assert [one["key"] for one in typed.json("verify", "plan_capture/")["sets"]] == [old.ref.key, "seal/second"]
 
 
 def test_verify_looks_at_every_feature_set_of_a_plan_and_reads_its_shards_once(typed, sealed):
