@@ -65,11 +65,11 @@ STAGES: dict[str, Stage] = {
               sections=("evaluation",), engine=True),
         Stage("evaluate", "Serve held-out prompts with one draft shape, or with none.", Kind.MEASUREMENT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
-              sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True),
+              sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=2),
         Stage("report", "Put all figures together, draw the report, judge the drafter.", Kind.EVAL_REPORT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT),
                       ("parity", Kind.PARITY)),
-              sections=("target", "data", "serving", "evaluation", "gate")),
+              sections=("target", "data", "serving", "evaluation", "gate"), version=2),
         Stage("publish", "Point the release at a drafter that passed.", Kind.RELEASE,
               inputs=(("drafter", Kind.DRAFTER), ("eval_report", Kind.EVAL_REPORT))),
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from eagle3_core.config.base import Section
 
@@ -66,6 +66,9 @@ def most_tokens(num_steps: int, topk: int) -> int:
     return 1 + topk + (num_steps - 1) * topk**2
 
 
+Concurrency = Annotated[int, Field(ge=1, le=1024)]
+
+
 class EvaluationConfig(Section):
     """Which draft shapes are served, on how many held-out prompts."""
 
@@ -82,8 +85,29 @@ class EvaluationConfig(Section):
     primary: str = Field("7/1/8", description="The shape that decides.")
     max_prompts: int = Field(80, ge=1, description="Held-out prompts served per shape.")
     max_new_tokens: int = Field(256, ge=8, description="Longest answer, in tokens.")
-    concurrency: int = Field(1, ge=1, le=1024, description="Requests in flight.")
+    concurrency: tuple[Concurrency, ...] = Field(
+        (1,),
+        min_length=1,
+        description="Requests in flight, one or several to sweep over, e.g. [1, 8, 32]. The first decides: there the "
+        "trainer's estimate and the gate are held to.",
+    )
     repeats: int = Field(1, ge=1, le=20, description="Passes over the prompts; the median speed counts.")
+
+    @field_validator("concurrency", mode="before")
+    @classmethod
+    def _one_is_a_sweep_of_one(cls, value: object) -> object:
+        return (value,) if isinstance(value, int | str) else value
+
+    @model_validator(mode="after")
+    def _prompts_fill_the_sweep(self) -> Self:
+        if len(set(self.concurrency)) != len(self.concurrency):
+            raise ValueError(f"concurrency {list(self.concurrency)}: expected each once")
+        if max(self.concurrency) > self.max_prompts:
+            raise ValueError(
+                f"concurrency {max(self.concurrency)}: expected at least as many prompts, found max_prompts "
+                f"{self.max_prompts}; raise it, or sweep less far"
+            )
+        return self
 
     @model_validator(mode="after")
     def _primary_is_measured(self) -> Self:

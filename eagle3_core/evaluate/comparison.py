@@ -11,16 +11,23 @@ from pydantic import Field
 from eagle3_core.config.base import Section
 from eagle3_core.config.evaluation import DraftShape
 from eagle3_core.errors import ArtifactError
-from eagle3_core.evaluate.measurement import Measurement, Pool, ServedAnswer
+from eagle3_core.evaluate.bench.results import BenchRun
+from eagle3_core.evaluate.measurement import Measurement, Pool, ServedAnswer, first_difference
+from eagle3_core.evaluate.sweep import SweepPoint, sweep_points
 from eagle3_core.evaluate.trainer import TrainerFigures
 
 
 @dataclass(frozen=True)
 class Served:
-    """One measurement and its answers."""
+    """One draft shape, or none: the whole sweep, and the measurement at its first point, which decides."""
 
     measurement: Measurement
-    answers: Sequence[ServedAnswer]
+    sweep: BenchRun
+
+    @property
+    def answers(self) -> Sequence[ServedAnswer]:
+        """Return the answers at the first point."""
+        return self.sweep.answers_at(self.sweep.cells[0].cell)
 
     def first_pass(self) -> dict[str, ServedAnswer]:
         """Return the answers of the first pass by prompt."""
@@ -68,6 +75,7 @@ class ShapeRow(Section):
     equal_answers: int
     compared_answers: int
     domains: tuple[DomainRow, ...]
+    sweep: tuple[SweepPoint, ...] = Field(description="By requests in flight; the first point is that of the others.")
 
 
 def compare_shape(baseline: Served, served: Served, trainer: TrainerFigures) -> ShapeRow:
@@ -100,6 +108,7 @@ def compare_shape(baseline: Served, served: Served, trainer: TrainerFigures) -> 
         equal_answers=len(served.first_pass()) - len(differences(baseline, served)),
         compared_answers=len(served.first_pass()),
         domains=_domains(without.domains, measurement.domains),
+        sweep=sweep_points(served.sweep, baseline.sweep),
     )
 
 
@@ -134,30 +143,25 @@ def differences(baseline: Served, served: Served) -> list[Difference]:
     return found
 
 
-def first_difference(mine: Sequence[int], other: Sequence[int]) -> int:
-    """Return the first position at which two different answers part; where one has ended, its length."""
-    parted = (at for at, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b)
-    return next(parted, min(len(mine), len(other)))
-
-
-def csv_rows(baseline: Measurement, rows: Sequence[ShapeRow]) -> list[dict[str, Any]]:
-    """Return one flat row per shape and domain, `all` being every prompt, the baseline first."""
-    flat: list[dict[str, Any]] = [
-        {"shape": baseline.shape, "domain": "all", "answers": baseline.overall.answers,
-         "tokens_per_s": round(baseline.tokens_per_s, 3), "speedup": 1.0}
-    ]  # fmt: skip
+def csv_rows(baseline: Served, rows: Sequence[ShapeRow]) -> list[dict[str, Any]]:
+    """Return one flat row per shape and concurrency, `all` being every prompt, the baseline first, then the domains."""
+    flat = [_csv_point(baseline.measurement.shape, point) for point in sweep_points(baseline.sweep)]
     for row in rows:
-        flat.append(
-            {"shape": row.shape, "domain": "all", "answers": row.compared_answers,
-             "acceptance_length": row.acceptance_length, "trainer_tau": row.trainer_tau,
-             "tokens_per_s": round(row.tokens_per_s, 3), "speedup": row.speedup, "equal_answers": row.equal_answers}
-        )  # fmt: skip
+        first, *others = (_csv_point(row.shape, point) for point in row.sweep)
+        flat += [first | {"trainer_tau": row.trainer_tau, "equal_answers": row.equal_answers}, *others]
         flat += [
-            {"shape": row.shape, "domain": domain.domain, "answers": domain.answers,
-             "acceptance_length": domain.acceptance_length, "speedup": domain.speedup}
+            {"shape": row.shape, "domain": domain.domain, "concurrency": row.sweep[0].concurrency,
+             "answers": domain.answers, "acceptance_length": domain.acceptance_length, "speedup": domain.speedup}
             for domain in row.domains
         ]  # fmt: skip
     return flat
+
+
+def _csv_point(shape: str, point: SweepPoint) -> dict[str, Any]:
+    speed = point.speedup
+    ends = {} if speed is None else {"speedup": speed.ratio, "speedup_low": speed.low, "speedup_high": speed.high}
+    plain = point.model_dump(exclude={"speedup", "word"})
+    return {"shape": shape, "domain": "all", **plain, **ends}
 
 
 def _domains(without: Mapping[str, Pool], measured: Mapping[str, Pool]) -> tuple[DomainRow, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import Field
 
@@ -14,6 +15,10 @@ DEAD_BELOW = 1.05
 """Below this acceptance length the drafter proposes nothing useful, however good the answers look."""
 
 
+Word = Literal["faster", "slower", "no difference shown", "drafter dead"]
+"""What an interval of the speed allows to say."""
+
+
 class Figures(Section):
     """What the primary shape measured."""
 
@@ -21,6 +26,7 @@ class Figures(Section):
     acceptance_length: float | None = Field(description="SGLang's, pooled; None: the server counted nothing.")
     trainer_tau: float | None = Field(description="The trainer's chain replay at the same depth.")
     speedup: float | None = Field(description="Output tokens per second against no speculation.")
+    word: Word | None = Field(None, description="What prompts and passes allow to say of that speed.")
     equal_answers: int = Field(ge=0)
     near_ties: int = Field(0, ge=0, description="Answers that part at a near-tie of the target's; they count as equal.")
     unknown_gaps: int = Field(0, ge=0, description="Answers that part where nobody looked how close the tokens were.")
@@ -72,7 +78,16 @@ def judge(figures: Figures, gate: GateConfig) -> Verdict:
                   f"{figures.near_ties} part at a near-tie, {figures.unknown_gaps} where no gap is known"),
     )  # fmt: skip
     passed = all(check.passed for check in checks)
-    return Verdict(passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, speedup, checks))
+    pace = _pace(speedup, figures.word)
+    return Verdict(passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, pace, checks))
+
+
+def _pace(speedup: float, word: Word | None) -> str:
+    if word == "no difference shown":
+        return f"{speedup:.2f} times the speed of no speculation, which these prompts and passes do not tell from 1"
+    if speedup < 1:
+        return f"slower than no speculation ({speedup:.2f} times its speed)"
+    return f"{speedup:.2f} times the speed of no speculation"
 
 
 def _known(value: float | None, name: str, shape: str) -> float:
@@ -93,13 +108,10 @@ def _at_most(name: str, found: float, threshold: float, what: str) -> Check:
                  reason=f"{what}: {found:.1%} apart, at most {threshold:.1%} allowed")  # fmt: skip
 
 
-def _summary(shape: str, acceptance: float, speedup: float, checks: tuple[Check, ...]) -> str:
+def _summary(shape: str, acceptance: float, pace: str, checks: tuple[Check, ...]) -> str:
     failed = [check.name for check in checks if not check.passed]
     if acceptance < DEAD_BELOW:
         return (f"Refused: at {shape} the drafter contributes nothing (acceptance length {acceptance:.2f}); check the "
                 "parameter names, d2t, the aux layers and that the algorithm is EAGLE3.")  # fmt: skip
-    pace = f"{speedup:.2f} times the speed of no speculation"
-    if speedup < 1:
-        pace = f"slower than no speculation ({speedup:.2f} times its speed)"
     head = f"Refused for {', '.join(failed)}" if failed else "Passed"
     return f"{head}: at {shape} acceptance length {acceptance:.2f}, {pace}."

@@ -131,6 +131,12 @@ def quantile(values: Sequence[float], share: float) -> float:
     return ranked[min(len(ranked) - 1, max(0, -(-int(share * 1000) * len(ranked) // 1000) - 1))]
 
 
+def first_difference(mine: Sequence[int], other: Sequence[int]) -> int:
+    """Return the first position at which two different answers part; where one has ended, its length."""
+    parted = (at for at, (a, b) in enumerate(zip(mine, other, strict=False)) if a != b)
+    return next(parted, min(len(mine), len(other)))
+
+
 def summarise(
     answers: Sequence[ServedAnswer], wall_s: Sequence[float], run: Mapping[str, Any], speculating: bool
 ) -> Measurement:

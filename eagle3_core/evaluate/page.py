@@ -18,8 +18,10 @@ def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return the page; `metrics` are the lines of the training's metrics.jsonl."""
     return template(TEMPLATE).render(
         report=report,
+        sweeps=[("none", report.baseline_sweep), *((row.shape, row.sweep) for row in report.rows)],
         plots=[
             ("Speed and acceptance by draft shape", _by_shape(report)),
+            *([("By requests in flight", _by_concurrency(report))] if len(report.baseline_sweep) > 1 else []),
             ("Acceptance by position", _by_position(report)),
             (f"By domain, at {report.primary.shape}", _by_domain(report)),
             ("Training", _training(report, metrics)),
@@ -53,6 +55,7 @@ def _by_shape(report: Report) -> str:
             "acceptance length": {
                 "served by SGLang": {row.shape: row.acceptance_length for row in report.rows},
                 "trainer's estimate": {row.shape: row.trainer_tau for row in report.rows},
+                "break-even": {row.shape: row.sweep[0].break_even for row in report.rows},
             },
             "output tokens per second": {
                 "": {"none": report.baseline.tokens_per_s, **{row.shape: row.tokens_per_s for row in report.rows}}
@@ -60,6 +63,34 @@ def _by_shape(report: Report) -> str:
         },
         "shapes",
         "Acceptance length and output tokens per second of each draft shape",
+    )
+
+
+def _by_concurrency(report: Report) -> str:
+    primary = report.primary.sweep
+    speeds = {"none": report.baseline_sweep, **{row.shape: row.sweep for row in report.rows}}
+    interval: dict[str, list[tuple[float, float | None]]] = {
+        report.primary.shape: [(point.concurrency, point.speedup and point.speedup.ratio) for point in primary],
+        "95 %, from": [(point.concurrency, point.speedup and point.speedup.low) for point in primary],
+        "to": [(point.concurrency, point.speedup and point.speedup.high) for point in primary],
+        "as fast": [(point.concurrency, 1.0) for point in primary],
+    }
+    lengths: dict[str, list[tuple[float, float | None]]] = {
+        "served": [(point.concurrency, point.acceptance_length) for point in primary],
+        "break-even": [(point.concurrency, point.break_even) for point in primary],
+    }
+    return plots.curves(
+        {
+            "output tokens per second": {
+                shape: _known((point.concurrency, point.tokens_per_s) for point in points)
+                for shape, points in speeds.items()
+            },
+            "times the speed of no speculation": {label: _known(points) for label, points in interval.items()},
+            "acceptance length": {label: _known(points) for label, points in lengths.items()},
+        },
+        "requests in flight",
+        "concurrency",
+        "Speed, and acceptance length against break-even, by requests in flight",
     )
 
 
@@ -71,8 +102,12 @@ def _by_position(report: Report) -> str:
 
 
 def _points(values: Iterable[float | None]) -> plots.Line:
-    known = [(position, value) for position, value in enumerate(values, start=1) if value is not None]
-    return [position for position, _ in known], [value for _, value in known]
+    return _known(enumerate(values, start=1))
+
+
+def _known(points: Iterable[tuple[float, float | None]]) -> plots.Line:
+    known = [(x, y) for x, y in points if y is not None]
+    return [x for x, _ in known], [y for _, y in known]
 
 
 def _by_domain(report: Report) -> str:

@@ -13,6 +13,7 @@ from eagle3_core.errors import ArtifactError, ConfigError
 from eagle3_core.evaluate.comparison import Difference, Served, ShapeRow, compare_shape, differences
 from eagle3_core.evaluate.gate import Figures, Verdict, judge
 from eagle3_core.evaluate.measurement import Measurement
+from eagle3_core.evaluate.sweep import SweepPoint, paces, sweep_points
 from eagle3_core.evaluate.trainer import TrainerFigures
 
 
@@ -33,6 +34,8 @@ class Report(Section):
     primary: ShapeRow
     rows: tuple[ShapeRow, ...]
     baseline: Measurement
+    baseline_sweep: tuple[SweepPoint, ...]
+    paces: str = Field(description="Speed of the primary shape at each concurrency, in words.")
     differences: tuple[Difference, ...]
     parity: dict[str, Any]
     validation: dict[str, Any] = Field(description="The trainer's figures by depth.")
@@ -83,6 +86,7 @@ def build(
         acceptance_length=primary.acceptance_length,
         trainer_tau=primary.trainer_tau,
         speedup=primary.speedup,
+        word=primary.sweep[0].word,
         equal_answers=primary.equal_answers,
         near_ties=near_ties(about["differences"], primary.shape, gate.near_tie_gap),
         unknown_gaps=sum(one.shape == primary.shape and one.logit_gap is None for one in about["differences"]),
@@ -94,6 +98,8 @@ def build(
         primary=primary,
         rows=rows,
         baseline=baseline.measurement,
+        baseline_sweep=sweep_points(baseline.sweep),
+        paces=paces(primary.sweep),
         validation={key: validation[key] for key in ("depth", "trainer_tau", "by_depth")},
         **about,
     )

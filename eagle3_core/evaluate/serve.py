@@ -1,32 +1,18 @@
-"""Serve held-out prompts on one running server, as often as asked, and note what came back."""
+"""Serve held-out prompts on one running server, at each concurrency, and put the figures together."""
 
 from __future__ import annotations
 
 import hashlib
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from eagle3_core.config.evaluation import EvaluationConfig
 from eagle3_core.data.corpus import AskedPrompt
-from eagle3_core.engine.client import Generation, Sampling
-from eagle3_core.errors import InputError
-from eagle3_core.evaluate.measurement import ServedAnswer
-
-WARM_UP_PROMPTS = 2
-WARM_UP_TOKENS = 16
-
-
-class Client(Protocol):
-    """What is needed of `engine.client.EngineClient`."""
-
-    def generate(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, concurrency: int = 16
-    ) -> Iterable[Generation]:
-        """Yield answers as they finish."""
-
-    def flush_cache(self) -> None:
-        """Forget cached prefixes."""
+from eagle3_core.errors import EngineError, InputError
+from eagle3_core.evaluate.bench.drive import Hooks, bench
+from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt
+from eagle3_core.evaluate.bench.results import BenchRun
+from eagle3_core.evaluate.measurement import BASELINE, Measurement, summarise
 
 
 def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
@@ -41,39 +27,37 @@ def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
     return sorted(found, key=lambda prompt: hashlib.sha256(prompt.id.encode()).digest())[:limit]
 
 
-def serve(
-    client: Client, prompts: Sequence[AskedPrompt], evaluation: EvaluationConfig, on_answer: Callable[[int, int], None]
-) -> tuple[list[ServedAnswer], list[float]]:
-    """Return the answers of all passes and the seconds of each pass.
+def sweep(url: str, prompts: Sequence[AskedPrompt], evaluation: EvaluationConfig, hooks: Hooks) -> BenchRun:
+    """Ask every prompt greedily, at each concurrency, in as many passes as asked for, after a warm-up.
 
-    Every pass starts with an empty prefix cache, after a warm-up that is not counted. `on_answer` gets the number of
-    answers and of tokens so far.
+    Raises:
+        InputError: fewer prompts are held out than a concurrency needs.
+        NotSpeculatingError: the server says it speculates, and no counter says how well.
+        EngineError: a request failed; then the shapes would be compared on other prompts.
     """
-    ids = [prompt.input_ids for prompt in prompts]
-    for _ in client.generate(ids[:WARM_UP_PROMPTS], Sampling(WARM_UP_TOKENS)):
-        pass
-    sampling = Sampling(max_new_tokens=evaluation.max_new_tokens, temperature=0.0)
-    answers: list[ServedAnswer] = []
-    wall_s: list[float] = []
-    tokens = 0
-    for repeat in range(evaluation.repeats):
-        client.flush_cache()
-        started = time.monotonic()
-        generations = []
-        for generation in client.generate(ids, sampling, concurrency=evaluation.concurrency):
-            generations.append(generation)
-            tokens += generation.completion_tokens
-            on_answer(len(answers) + len(generations), tokens)
-        wall_s.append(time.monotonic() - started)
-        ordered = sorted(generations, key=lambda generation: generation.index)
-        answers += [_answer(prompts[generation.index], generation, repeat) for generation in ordered]
-    return answers, wall_s
+    if max(evaluation.concurrency) > len(prompts):
+        raise InputError(
+            f"evaluation.concurrency {max(evaluation.concurrency)}: expected as many held-out prompts, found "
+            f"{len(prompts)}; raise data.held_out_fraction, or sweep less far"
+        )
+    plan = BenchPlan(
+        concurrency=evaluation.concurrency, max_new_tokens=(evaluation.max_new_tokens,), repeats=evaluation.repeats
+    )
+    asked = [BenchPrompt(prompt.id, prompt.domain or "other", input_ids=tuple(prompt.input_ids)) for prompt in prompts]
+    (run,) = bench([url], asked, plan, hooks)
+    for cell in run.cells:
+        if cell.failed:
+            raise EngineError(
+                f"{cell.concurrency} in flight: expected {cell.requests} answers, {cell.failed} failed: "
+                f"{'; '.join(cell.failures)}; look at the server's log"
+            )
+    return run
 
 
-def _answer(prompt: AskedPrompt, generation: Generation, repeat: int) -> ServedAnswer:
-    return ServedAnswer(
-        id=prompt.id, domain=prompt.domain or "other", repeat=repeat, prompt_tokens=generation.prompt_tokens,
-        output_ids=tuple(generation.output_ids), completion_tokens=generation.completion_tokens,
-        finish_reason=generation.finish_reason, verify_passes=generation.spec_verify_ct,
-        accept_histogram=generation.spec_accept_histogram, latency_s=generation.latency_s,
-    )  # fmt: skip
+def first_point(run: BenchRun, circumstances: Mapping[str, Any]) -> Measurement:
+    """Return the figures at the first concurrency, which decides."""
+    cell = run.cells[0]
+    shape = run.server.shape or BASELINE
+    return summarise(
+        run.answers_at(cell.cell), cell.wall_s, {"shape": shape, **circumstances}, speculating=run.server.speculating
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +15,17 @@ from eagle3_core.data.corpus import read_prompt_set
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.platform import resolve_device
+from eagle3_core.errors import EngineError, NotSpeculatingError
 from eagle3_core.identity import require_target, resolve_target
 from eagle3_core.pipeline import shape_names
 from eagle3_core.storage import commit, find, load
 
 if TYPE_CHECKING:
+    from eagle3_core.evaluate.bench.drive import Hooks
+    from eagle3_core.evaluate.bench.stream import StreamedAnswer
     from eagle3_core.evaluate.measurement import Measurement
 
-ANSWERS = "requests.jsonl"
+SWEEP = "sweep.json"
 MEASUREMENT = "measurement.json"
 EFFECTIVE = ("attention_backend", "cuda_graph_bs", "disable_radix_cache", "dtype", "max_total_num_tokens",
              "mem_fraction_static", "speculative_algorithm", "speculative_eagle_topk", "speculative_num_draft_tokens",
@@ -31,7 +33,9 @@ EFFECTIVE = ("attention_backend", "cuda_graph_bs", "disable_radix_cache", "dtype
 
 
 def run(context: StageContext) -> Ref:
-    """Write `requests.jsonl` and `measurement.json` of the shape `context.index`; index 0 is no speculation.
+    """Write `sweep.json` and `measurement.json` of the shape `context.index`; index 0 is no speculation.
+
+    The sweep holds every answer at every concurrency; the measurement is the first point of it, which decides.
 
     The baseline says nothing about the drafter, so it is also committed under a name of its own and found again there
     when another drafter meets the same prompts.
@@ -52,7 +56,7 @@ def run(context: StageContext) -> Ref:
             commit(context.store, baseline, staged, Kind.MEASUREMENT, ref_facts=facts,
                    inputs={"prompt_set": context.inputs["prompt_set"]})  # fmt: skip
         artifact, staged = load(context.store, baseline), context.staged()
-        for file in (ANSWERS, MEASUREMENT):
+        for file in (SWEEP, MEASUREMENT):
             shutil.copyfile(artifact.verified_path(file), staged / file)
         facts = {**artifact.ref.facts, "baseline": baseline}
     else:
@@ -81,29 +85,32 @@ def _baseline_key(context: StageContext) -> str:
 def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     """Start a server, serve, write both files; return the facts for the reference."""
     from eagle3_core.engine.server import SglangServer
-    from eagle3_core.evaluate.measurement import BASELINE, check_counters, summarise
-    from eagle3_core.evaluate.serve import held_out, serve
+    from eagle3_core.evaluate.measurement import BASELINE, check_counters
+    from eagle3_core.evaluate.serve import first_point, held_out, sweep
 
     run, prompt_set = context.run, context.input("prompt_set")
     require_target(run, prompt_set.manifest.facts["target"])
     prompts = held_out(read_prompt_set(prompt_set), run.evaluation.max_prompts)
     plan = _plan(context, name)
-    with (
-        SglangServer.of_stage(plan, context) as server,
-        server.client() as client,
-    ):
-        answers, wall_s = serve(client, prompts, run.evaluation, _reporter(context, len(prompts)))
+    with SglangServer.of_stage(plan, context) as server, server.client() as client:
+        try:
+            found = sweep(server.url, prompts, run.evaluation, _hooks(context, len(prompts)))
+        except EngineError as error:
+            raise server.cause_of_death() or error from None
         server_length = client.counters().avg_spec_accept_length
         circumstances: dict[str, Any] = {
-            "shape": name, "device": plan.device, "startup_s": server.ready_s, "prompts": len(prompts),
+            "device": plan.device, "startup_s": server.ready_s, "prompts": len(prompts),
             "engine": {key: server.effective.get(key) for key in EFFECTIVE},
-            "repeats": run.evaluation.repeats, "concurrency": run.evaluation.concurrency,
+            "repeats": run.evaluation.repeats, "concurrency": run.evaluation.concurrency[0],
             "max_new_tokens": run.evaluation.max_new_tokens, "server_acceptance_length": server_length,
         }  # fmt: skip
-    measurement = summarise(answers, wall_s, circumstances, speculating=name != BASELINE)
-    check_counters(measurement.overall, server_length, name)
-    with (staged / ANSWERS).open("w", encoding="utf-8") as file:
-        file.writelines(answer.model_dump_json() + "\n" for answer in answers)
+    measurement = first_point(found, circumstances)
+    if measurement.shape != name:
+        raise NotSpeculatingError(f"{name}: expected a server of this shape, found {measurement.shape}; end others' "
+                                  f"servers on port {server.url.rpartition(':')[2]}")  # fmt: skip
+    if name != BASELINE:
+        check_counters(measurement.overall, server_length, name)
+    (staged / SWEEP).write_text(found.model_dump_json(), encoding="utf-8")
     (staged / MEASUREMENT).write_text(measurement.model_dump_json(indent=1), encoding="utf-8")
     return _facts(measurement)
 
@@ -119,15 +126,23 @@ def _plan(context: StageContext, name: str) -> LaunchPlan:
     return LaunchPlan.speculate(target, run.target.dtype, run.serving, drafter, DraftShape.from_name(name))
 
 
-def _reporter(context: StageContext, prompts: int) -> Callable[[int, int], None]:
-    total = prompts * context.run.evaluation.repeats
+def _hooks(context: StageContext, prompts: int) -> Hooks:
+    """Return what tells the job's progress of each answer."""
+    from eagle3_core.evaluate.bench.drive import Hooks
+
+    evaluation = context.run.evaluation
+    total = prompts * evaluation.repeats * len(evaluation.concurrency)
+    state = {"answers": 0, "tokens": 0}
     started = time.monotonic()
 
-    def report(answers: int, tokens: int) -> None:
+    def answer(found: StreamedAnswer | None) -> None:
+        state["answers"] += 1
+        state["tokens"] += 0 if found is None else found.completion_tokens
         seconds = time.monotonic() - started
-        context.progress.update(answers, total, "answers", tokens_per_s=tokens / seconds if seconds > 1 else None)
+        rate = state["tokens"] / seconds if seconds > 1 else None
+        context.progress.update(state["answers"], total, "answers", tokens_per_s=rate)
 
-    return report
+    return Hooks(answer=answer)
 
 
 def _facts(measurement: Measurement) -> dict[str, Any]:

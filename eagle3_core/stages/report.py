@@ -52,7 +52,7 @@ def run(context: StageContext) -> Ref:
     staged = context.staged()
     (staged / "report.html").write_text(page.render(report, [json.loads(line) for line in metrics]), encoding="utf-8")
     (staged / "report.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
-    _write_csv(staged / "report.csv", report)
+    _write_csv(staged / "report.csv", baseline, report)
     context.progress.phase(report.verdict.summary)
     return context.commit(staged, ref_facts=_ref_facts(report))
 
@@ -65,12 +65,12 @@ def _measurements(context: StageContext) -> dict[str, Artifact]:
 
 
 def _served(artifact: Artifact) -> Served:
+    from eagle3_core.evaluate.bench.results import BenchRun
     from eagle3_core.evaluate.comparison import Served
-    from eagle3_core.evaluate.measurement import Measurement, ServedAnswer
+    from eagle3_core.evaluate.measurement import Measurement
 
-    lines = artifact.verified_path("requests.jsonl").read_text(encoding="utf-8").splitlines()
     measurement = Measurement.parse(artifact.json("measurement.json"), f"{artifact.ref.key}/measurement.json")
-    return Served(measurement, [ServedAnswer.model_validate_json(line) for line in lines])
+    return Served(measurement, BenchRun.parse(artifact.json("sweep.json"), f"{artifact.ref.key}/sweep.json"))
 
 
 def _differences(context: StageContext, baseline: Served, served: list[Served]) -> list[Any]:
@@ -109,10 +109,10 @@ def _lineage(context: StageContext, measurements: dict[str, Artifact]) -> list[d
     ]
 
 
-def _write_csv(path: Path, report: Report) -> None:
+def _write_csv(path: Path, baseline: Served, report: Report) -> None:
     from eagle3_core.evaluate.comparison import csv_rows
 
-    rows = csv_rows(report.baseline, report.rows)
+    rows = csv_rows(baseline, report.rows)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
         writer.writeheader()

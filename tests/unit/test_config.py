@@ -86,3 +86,19 @@ def test_half_a_shape_is_refused_and_never_filled(shape):
 def test_an_answer_as_long_as_the_whole_sample_is_refused():
     with pytest.raises(ConfigError, match="leaves no room for a prompt"):
         load_recipe("demo", {"data.max_sample_tokens": 192})
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("8", (8,)), ("[1, 8, 32]", (1, 8, 32)), ("['4']", (4,))])
+def test_one_concurrency_or_several_can_be_asked_for(typed, meant):
+    run = load_recipe("production", dict([parse_override(f"evaluation.concurrency={typed}")]))
+    assert run.evaluation.concurrency == meant
+
+
+UNMEASURABLE = [("[8, 8]", "each once"), ("300", "at least as many prompts"), ("[]", "at least 1 item"),
+                ("0", "greater than or equal to 1")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "why"), UNMEASURABLE)
+def test_a_sweep_that_cannot_be_measured_is_refused(typed, why):
+    with pytest.raises(ConfigError, match=why):
+        load_recipe("production", dict([parse_override(f"evaluation.concurrency={typed}")]))

@@ -66,7 +66,7 @@ async def _bench(
             endpoint = await stack.enter_async_context(Endpoint(url, max(plan.concurrency), tokenizer))
             hooks.phase(f"{endpoint.url}: {endpoint.facts.title}; chat template and warm-up")
             passes = {cell: Passes() for cell in plan.cells}
-            sessions.append(_Session(endpoint, await endpoint.render(prompts), passes))
+            sessions.append(_Session(endpoint, await _ids(endpoint, prompts), passes))
         if any(session.ids != sessions[0].ids for session in sessions):
             raise InputError("the servers render the same prompts to other tokens; they must serve the same target")
         for session in sessions:
@@ -77,6 +77,11 @@ async def _bench(
                     hooks.phase(f"{session.endpoint.facts.title}, {cell.concurrency} in flight, pass {repeat + 1}")
                     await _pass(session, prompts, cell, repeat, plan, hooks)
         return [_run(session, prompts, plan, started.isoformat(), time.monotonic() - began) for session in sessions]
+
+
+async def _ids(endpoint: Endpoint, prompts: Sequence[BenchPrompt]) -> list[list[int]]:
+    known = [list(prompt.input_ids) for prompt in prompts if prompt.input_ids]
+    return known if len(known) == len(prompts) else await endpoint.render(prompts)
 
 
 def _run(

@@ -48,11 +48,15 @@ class BenchPlan(Section):
 
 @dataclass(frozen=True)
 class BenchPrompt:
-    """A conversation that ends with the user; `id` is a hash of it, so that two benchmarks can be paired."""
+    """A conversation that ends with the user; its `id` is the same wherever it is asked, so benchmarks can be paired.
+
+    With `input_ids` these are asked, and no chat template is applied.
+    """
 
     id: str
     domain: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, str], ...] = ()
+    input_ids: tuple[int, ...] = ()
 
 
 def load_prompts(paths: Sequence[Path], limit: int) -> list[BenchPrompt]:

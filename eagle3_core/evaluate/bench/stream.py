@@ -17,6 +17,8 @@ from eagle3_core.evaluate.measurement import ServedAnswer
 
 _PERIODS = 64
 _LOOP_TOKENS, _LOOP_ROUNDS = 32, 4
+_TOGETHER_S = 2e-4
+"""No step of an engine is this short: chunks closer than that were sent together, and share the wait before them."""
 
 
 class RequestFailedError(EngineError):
@@ -71,8 +73,11 @@ class _Reader:
             return
         if self.ttft_s is None:
             self.ttft_s = now - self.started
-        else:
+        elif now - self.last > _TOGETHER_S:
             self.gaps.append((now - self.last, fresh))
+        elif self.gaps:
+            waited, before = self.gaps[-1]
+            self.gaps[-1] = (waited + now - self.last, before + fresh)
         self.last = now
 
     def answer(self, speculating: bool) -> dict[str, Any]:

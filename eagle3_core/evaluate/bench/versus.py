@@ -14,7 +14,7 @@ ttft' + (T - 1) * p without.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field
@@ -23,8 +23,8 @@ from eagle3_core.config.base import Section
 from eagle3_core.errors import InputError
 from eagle3_core.evaluate.bench.results import BenchRun, CellResult
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
-from eagle3_core.evaluate.comparison import first_difference
-from eagle3_core.evaluate.gate import DEAD_BELOW
+from eagle3_core.evaluate.gate import DEAD_BELOW, Word
+from eagle3_core.evaluate.measurement import first_difference
 
 RESAMPLES = 2000
 T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26)
@@ -33,7 +33,6 @@ ONE_PASS = 0.15
 """Drift assumed where a single pass shows none: two busy cores gave a server 13 % against itself."""
 EARLY = 4
 """Answers that part among their first tokens are seldom near-ties."""
-Word = Literal["faster", "slower", "no difference shown", "drafter dead"]
 
 
 class Speedup(Section):

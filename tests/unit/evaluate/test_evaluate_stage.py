@@ -29,7 +29,7 @@ def bench(tmp_path, monkeypatch):
 
     def measure(context, name, staged):
         measured.append(name)
-        (staged / "requests.jsonl").write_text("")
+        (staged / "sweep.json").write_text("{}")
         (staged / "measurement.json").write_text(json.dumps({"shape": name}))
         return {"shape": name, "tokens_per_s": 1.0}
 
@@ -62,7 +62,8 @@ def test_the_baseline_is_measured_once_for_all_drafters_on_the_same_prompts(benc
 def test_the_baseline_is_measured_anew_for_other_prompts_and_other_settings(bench):
     bench(0, "one")
     bench(0, "one", prompts="q")
-    bench(0, "one", config=RUN.model_copy(update={"evaluation": RUN.evaluation.model_copy(update={"concurrency": 4})}))
+    evaluation = RUN.evaluation.model_copy(update={"concurrency": (1, 4)})
+    bench(0, "one", config=RUN.model_copy(update={"evaluation": evaluation}))
     assert bench.measured == ["baseline"] * 3
 
 

@@ -90,5 +90,11 @@ def test_slower_than_no_speculation_is_said_even_where_the_gate_allows_it():
     assert "slower than no speculation" in slow.summary
 
 
+def test_a_speed_that_the_passes_do_not_tell_from_one_is_not_called_slower():
+    unsure = verdict(GateConfig(min_acceptance_length=2.0, min_speedup=0.0), speedup=0.8, word="no difference shown")
+    assert "0.80 times the speed of no speculation, which these prompts and passes do not tell from 1" in unsure.summary
+    assert "slower" not in unsure.summary
+
+
 def test_a_served_length_far_above_the_estimate_is_as_suspicious_as_one_far_below():
     assert failed(verdict(acceptance_length=3.2, trainer_tau=2.45)) == ["tau disagreement"]

@@ -2,12 +2,10 @@
 
 import pytest
 
-from eagle3_core.config import EvaluationConfig
 from eagle3_core.data.corpus import AskedPrompt
-from eagle3_core.engine.client import Generation
 from eagle3_core.errors import InputError, NotSpeculatingError
 from eagle3_core.evaluate.measurement import ServedAnswer, by_domain, check_counters, pool, quantile, summarise
-from eagle3_core.evaluate.serve import held_out, serve
+from eagle3_core.evaluate.serve import held_out
 
 RUN = {"shape": "3/1/4", "device": "cpu", "engine": {}, "prompts": 2, "repeats": 1, "concurrency": 1,
        "max_new_tokens": 9, "startup_s": 1.0, "server_acceptance_length": None}  # fmt: skip
@@ -100,30 +98,3 @@ def test_the_same_prompts_are_chosen_whatever_their_order_in_the_file():
 def test_no_held_out_prompt_is_an_error():
     with pytest.raises(InputError, match="held_out_fraction"):
         held_out([asked("a", kept=False)], 4)
-
-
-class FakeClient:
-    """Answers last first, two tokens each, and remembers what it was asked."""
-
-    def __init__(self):
-        self.calls = []
-
-    def generate(self, prompts, sampling, *, concurrency=16):
-        self.calls.append((len(prompts), sampling.max_new_tokens, sampling.temperature))
-        for index in reversed(range(len(prompts))):
-            yield Generation(index, [index, 7], "stop", 2, 2, 0, 1, (0, 1), 0.1)
-
-    def flush_cache(self):
-        self.calls.append("flush")
-
-
-def test_warm_up_is_not_counted_and_every_pass_starts_with_an_empty_cache():
-    client, seen = FakeClient(), []
-    evaluation = EvaluationConfig(max_new_tokens=32, repeats=2, concurrency=2)
-    answers, wall_s = serve(client, [asked("a"), asked("bb"), asked("ccc")], evaluation, lambda *n: seen.append(n))
-    assert client.calls == [(2, 16, 0.0), "flush", (3, 32, 0.0), "flush", (3, 32, 0.0)]
-    assert [(a.id, a.repeat, a.output_ids[0]) for a in answers] == [
-        ("a", 0, 0), ("bb", 0, 1), ("ccc", 0, 2), ("a", 1, 0), ("bb", 1, 1), ("ccc", 1, 2),
-    ]  # fmt: skip
-    assert seen[-1] == (6, 12)
-    assert len(wall_s) == 2

@@ -11,8 +11,12 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
 from eagle3_core.errors import ArtifactError, ConfigError, NotCommittedError
+from eagle3_core.evaluate.bench.endpoint import facts_of
+from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
+from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
+from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.comparison import Served, differences
-from eagle3_core.evaluate.measurement import ServedAnswer, summarise
+from eagle3_core.evaluate.serve import first_point
 from eagle3_core.pipeline import STAGES, output_key, shard_key
 from eagle3_core.progress import Progress
 from eagle3_core.stages import publish, report
@@ -42,24 +46,42 @@ def validation(passes=(4, 4, 4)):
     return {"depth": 3, "trainer_tau": 2.25, "by_depth": by_depth, "samples": samples}
 
 
-def answers(shape: str, changed: str = "") -> list[ServedAnswer]:
+def answers(shape: str, changed: str = "", concurrency: int = 1) -> list[StreamedAnswer]:
+    """Speculation halves the time of an answer alone, and doubles it among 64."""
     speculating = shape != "baseline"
+    latency = {(True, 1): 0.5, (True, 64): 4.0}.get((speculating, concurrency), 1.0 if concurrency == 1 else 2.0)
     return [
-        ServedAnswer(
+        StreamedAnswer(
             id=name, domain="math" if name == "p0" else "code", repeat=0, prompt_tokens=3,
             output_ids=(*range(8), 99) if name == changed else tuple(range(9)), completion_tokens=9,
             finish_reason="length", verify_passes=4 if speculating else None,
-            accept_histogram=(1, 1, 1, 1) if speculating else None, latency_s=0.5 if speculating else 1.0,
+            accept_histogram=(1, 1, 1, 1) if speculating else None, latency_s=latency, ttft_s=0.1,
+            gaps=((0.1, 2),) * 4, concurrency=concurrency, max_new_tokens=9, empty=False, loop=False,
         )
         for name in PROMPTS
     ]  # fmt: skip
 
 
-def served(shape: str, changed: str = "") -> Served:
-    about = {"shape": shape, "device": "cpu", "engine": {"dtype": "float32"}, "prompts": 3, "repeats": 1,
-             "concurrency": 1, "max_new_tokens": 9, "startup_s": 1.0, "server_acceptance_length": None}  # fmt: skip
-    found = answers(shape, changed)
-    return Served(summarise(found, [1.5 if shape != "baseline" else 3.0], about, shape != "baseline"), found)
+def served(shape: str, changed: str = "", concurrency: tuple[int, ...] = (1,)) -> Served:
+    speculating = shape != "baseline"
+    sizes = dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), shape.split("/"), strict=False))
+    info = {f"speculative_{name}": int(size) for name, size in sizes.items()} if speculating else {}
+    cells, found = [], []
+    for many in concurrency:
+        these = answers(shape, changed, many)
+        wall = sum(answer.latency_s for answer in these)
+        passes = Passes(answers=these, wall_s=[wall], client_busy=[0.1])
+        cells.append(summarise_cell(Cell(many, 9), passes, speculating))
+        found += these
+    sweep = BenchRun(
+        server=facts_of("http://here", {**info, "speculative_algorithm": "EAGLE3" if speculating else None}),
+        plan=BenchPlan(concurrency=concurrency, max_new_tokens=(9,)), prompts={}, started_at="now", seconds=1.0,
+        cells=tuple(cells), answers=tuple(found),
+    )  # fmt: skip
+    about = {"device": "cpu", "engine": {"dtype": "float32"}, "prompts": 3, "repeats": 1,
+             "concurrency": concurrency[0], "max_new_tokens": 9, "startup_s": 1.0,
+             "server_acceptance_length": None}  # fmt: skip
+    return Served(first_point(sweep, about), sweep)
 
 
 class Pipeline:
@@ -91,8 +113,7 @@ class Pipeline:
         stage = STAGES["evaluate"]
         base = output_key(stage, self.run, {name: self.refs[name] for name, _ in stage.inputs})
         for index, one in enumerate(measured):
-            lines = "".join(answer.model_dump_json() + "\n" for answer in one.answers)
-            files = {"measurement.json": one.measurement.model_dump_json(), "requests.jsonl": lines}
+            files = {"measurement.json": one.measurement.model_dump_json(), "sweep.json": one.sweep.model_dump_json()}
             self.put(shard_key(base, index), Kind.MEASUREMENT, files)
 
     def context(self, name: str) -> StageContext:
@@ -201,6 +222,36 @@ def test_text_from_outside_cannot_become_markup(pipeline):
     assert "script" not in page.seen
 
 
+def with_answers(one, answers):
+    return Served(one.measurement, one.sweep.model_copy(update={"answers": tuple(answers)}))
+
+
+def test_faster_alone_and_slower_in_company_is_said_of_each_and_no_single_number_stands_for_both(pipeline):
+    sweep = (1, 64)
+    evaluation = RUN.evaluation.model_copy(update={"concurrency": sweep})
+    pipeline.run = RUN.model_copy(update={"evaluation": evaluation})
+    pipeline.measure(*(served(shape, concurrency=sweep) for shape in ("baseline", "3/1/4", "3/2/8")))
+    pipeline.report()
+    values = json.loads(pipeline.file("report.json"))
+    alone, crowd = values["primary"]["sweep"]
+    assert (alone["word"], crowd["word"]) == ("faster", "slower")
+    assert alone["speedup"]["low"] > 1 > crowd["speedup"]["high"]
+    # A pass costs (0.5 - 0.1) / 4 s with 2.25 tokens; alone it may yield fewer, in company it must yield more.
+    assert alone["break_even"] < 2.25 < crowd["break_even"]
+    assert "at 1 in flight faster, 2.00 times" in values["paces"]
+    assert "at 64 in flight slower, 0.50 times" in values["paces"]
+    assert (alone["ttft_p50_s"], alone["itl_p50_s"]) == (0.1, 0.05)
+    page = Page()
+    page.feed(pipeline.file("report.html"))
+    assert values["paces"] in page.text
+    assert page.seen.count("svg") == 5
+    rows = [row for row in csv.DictReader(pipeline.file("report.csv").splitlines()) if row["domain"] == "all"]
+    assert [(row["shape"], row["concurrency"]) for row in rows[:4]] == [
+        ("baseline", "1"), ("baseline", "64"), ("3/1/4", "1"), ("3/1/4", "64"),
+    ]  # fmt: skip
+    assert float(rows[3]["speedup_high"]) < 1
+
+
 def test_a_differing_answer_is_found_at_its_first_token():
     found = differences(served("baseline"), served("3/1/4", changed="p1"))
     assert [(item.id, item.position, item.baseline_token, item.token) for item in found] == [("p1", 8, 8, 99)]
@@ -209,14 +260,14 @@ def test_a_differing_answer_is_found_at_its_first_token():
 def test_an_answer_cut_short_differs_where_it_ends():
     short = served("3/1/4")
     cut = [a.model_copy(update={"output_ids": a.output_ids[:5]}) if a.id == "p2" else a for a in short.answers]
-    found = differences(served("baseline"), Served(short.measurement, cut))
+    found = differences(served("baseline"), with_answers(short, cut))
     assert [(item.id, item.position, item.token) for item in found] == [("p2", 5, None)]
 
 
 def test_measurements_of_other_prompts_are_not_compared():
     other = served("3/1/4")
     with pytest.raises(ArtifactError, match="evaluate again"):
-        differences(served("baseline"), Served(other.measurement, other.answers[:2]))
+        differences(served("baseline"), with_answers(other, other.answers[:2]))
 
 
 def test_a_shape_that_was_not_measured_stops_the_report(pipeline):

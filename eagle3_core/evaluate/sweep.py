@@ -1,0 +1,59 @@
+"""The figures of a sweep over concurrencies as the report shows them. Pure."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from eagle3_core.config.base import Section
+from eagle3_core.evaluate.bench.results import BenchRun
+from eagle3_core.evaluate.bench.versus import Speedup, compare
+from eagle3_core.evaluate.gate import Word
+
+
+class SweepPoint(Section):
+    """One draft shape, or none, with so many requests in flight."""
+
+    concurrency: int
+    answers: int
+    acceptance_length: float | None
+    tokens_per_s: float = Field(description="Output tokens per second of a whole pass, median over passes.")
+    ttft_p50_s: float
+    ttft_p99_s: float
+    itl_p50_s: float | None = Field(description="Time per token after the first.")
+    itl_p99_s: float | None
+    loops: int = Field(description="Answers that end in a short piece repeated over and over.")
+    empty: int
+    speedup: Speedup | None = Field(None, description="Speed of single answers against none, with its 95 % interval.")
+    word: Word | None = None
+    break_even: float | None = Field(None, description="Acceptance length at which that speed would be 1.")
+
+
+def sweep_points(run: BenchRun, baseline: BenchRun | None = None) -> tuple[SweepPoint, ...]:
+    """Return every point of a sweep, compared with no speculation where that is given.
+
+    Raises:
+        InputError: the two have no point or no prompt in common.
+    """
+    rows = {} if baseline is None else {row.concurrency: row for row in compare(run, baseline).cells}
+    shared = set(SweepPoint.model_fields) - {"answers", "speedup", "word", "break_even"}
+    points = []
+    for cell in run.cells:
+        row = rows.get(cell.concurrency)
+        compared = {} if row is None else {"speedup": row.speedup, "word": row.word, "break_even": row.break_even}
+        figures = {name: getattr(cell, name) for name in shared}
+        points.append(SweepPoint(**figures, answers=cell.overall.answers, **compared))
+    return tuple(points)
+
+
+def paces(points: tuple[SweepPoint, ...]) -> str:
+    """Return one clause for each point: a drafter may be faster alone and slower in company."""
+    return "; ".join(f"at {point.concurrency} in flight {_pace(point)}" for point in points)
+
+
+def _pace(point: SweepPoint) -> str:
+    speed = point.speedup
+    if speed is None:
+        return "not compared"
+    interval = "" if speed.low is None or speed.high is None else f" ({speed.low:.2f} to {speed.high:.2f})"
+    even = "" if point.break_even is None else f", break-even at acceptance length {point.break_even:.2f}"
+    return f"{point.word}, {speed.ratio:.2f} times{interval}{even}"
