@@ -68,12 +68,13 @@ def _by_shape(report: Report) -> str:
 
 def _by_concurrency(report: Report) -> str:
     primary = report.primary.sweep
+    compared = [(point.concurrency, point.speedup) for point in primary if point.speedup is not None]
     speeds = {"none": report.baseline_sweep, **{row.shape: row.sweep for row in report.rows}}
     interval: dict[str, list[tuple[float, float | None]]] = {
-        report.primary.shape: [(point.concurrency, point.speedup and point.speedup.ratio) for point in primary],
-        "95 %, from": [(point.concurrency, point.speedup and point.speedup.low) for point in primary],
-        "to": [(point.concurrency, point.speedup and point.speedup.high) for point in primary],
-        "as fast": [(point.concurrency, 1.0) for point in primary],
+        report.primary.shape: [(at, speed.ratio) for at, speed in compared],
+        "95 %, from": [(at, speed.low) for at, speed in compared],
+        "to": [(at, speed.high) for at, speed in compared],
+        "as fast": [(at, 1.0) for at, _ in compared],
     }
     lengths: dict[str, list[tuple[float, float | None]]] = {
         "served": [(point.concurrency, point.acceptance_length) for point in primary],
