@@ -20,7 +20,7 @@ from eagle3_core.config import RunConfig
 from eagle3_core.config.base import Section, canonical_sha256
 from eagle3_core.demo import pin
 from eagle3_core.errors import ConfigError, InputError, TargetError
-from eagle3_core.prompts import read_prompts
+from eagle3_core.prompts import RULES, read_prompts
 from eagle3_core.storage.tensors import read_header
 
 DEMO = "demo"
@@ -223,7 +223,7 @@ def checked_prompts(path: Path) -> int:
     """
     if not path.is_file():
         raise InputError(f"prompts {path}: expected a JSONL file, found none; set data.prompts")
-    entry = cache_directory() / "prompts" / f"{cached_sha256(path)}.json"
+    entry = cache_directory() / f"prompts-{RULES}" / f"{cached_sha256(path)}.json"
     try:
         return int(json.loads(entry.read_text(encoding="utf-8"))["count"])
     except (OSError, ValueError, KeyError, TypeError):

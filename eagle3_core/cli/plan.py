@@ -52,7 +52,12 @@ def plan(
         if as_json:
             print_json({"workload": asdict(work), "estimate": asdict(result), "free_bytes": free})
             return
-        output.print(_table(work, result, free))
+        guessed = _GUESS if recipe is not None and tokens is None else ""
+        output.print(_table(work, result, free, guessed))
+
+
+_PROMPT_TOKENS = 64
+_GUESS = f"about: {_PROMPT_TOKENS} tokens a prompt, half of data.max_new_tokens an answer; better: --tokens"
 
 
 def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -> Workload:
@@ -60,8 +65,8 @@ def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -
     if samples is None:
         prompts = checked_prompts(resolve_prompts(config))
         samples = min(prompts, config.data.max_prompts or prompts)
-    # Unknown before the target answers: half of the longest answer, plus a prompt of 64 tokens.
-    mean = tokens or 64 + config.data.max_new_tokens / 2
+    # Unknown before the target answers.
+    mean = tokens or _PROMPT_TOKENS + config.data.max_new_tokens / 2
     return Workload(
         samples=samples,
         tokens=round(samples * mean),
@@ -77,16 +82,16 @@ def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -
     )
 
 
-def _table(work: Workload, result: Estimate, free: int | None) -> Table:
+def _table(work: Workload, result: Estimate, free: int | None, guessed: str) -> Table:
     table = Table(title="What the run will need", show_header=False)
-    table.add_row("samples, tokens", f"{work.samples:,}, {work.tokens:,}")
+    table.add_row("samples, tokens", f"{work.samples:,}, {work.tokens:,}" + f" ({guessed})" * bool(guessed))
     table.add_row("hidden states", f"{human_bytes(result.feature_bytes)} ({result.bytes_per_token:,} bytes a token)")
     table.add_row("capture tasks", f"{result.capture_tasks:,} for {result.shards:,} shards' worth of tokens")
     table.add_row(
-        "capture", f"{result.capture_gpu_hours:,.2f} GPU-hours" if work.target_parameters else "give --parameters"
+        "capture", f"{_hours(result.capture_gpu_hours)} GPU-hours" if work.target_parameters else "give --parameters"
     )
     table.add_row(
-        "training", f"{result.train_gpu_hours:,.2f} GPU-hours ({work.ttt_steps} TTT steps, {work.epochs} epochs)"
+        "training", f"{_hours(result.train_gpu_hours)} GPU-hours ({work.ttt_steps} TTT steps, {work.epochs} epochs)"
     )
     table.add_row("one checkpoint", human_bytes(result.checkpoint_bytes))
     room = "no limit" if free is None else human_bytes(free)
@@ -94,3 +99,7 @@ def _table(work: Workload, result: Estimate, free: int | None) -> Table:
     table.add_row("free at the root", f"[red]{room}: not enough[/]" if short else room)
     table.caption = "GPU-hours at 40 % of 790 TFLOP/s, one H200's bf16 matrix product."
     return table
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.2f}" if hours >= 0.01 else "under 0.01"

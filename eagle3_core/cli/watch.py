@@ -52,7 +52,7 @@ class ConsoleWatcher:
                 self._task, description=f"{title}: {describe(state).partition(': ')[2]}",
                 total=state.get("total"), completed=state.get("done", 0),
             )  # fmt: skip
-        if not self._console.is_terminal and time.monotonic() - self._said > 10:
+        if not self._console.is_terminal and ("phase" in state or time.monotonic() - self._said > 10):
             self._said = time.monotonic()
             self._console.print(describe(state))
 

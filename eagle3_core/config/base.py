@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from typing import Any, Self
@@ -10,6 +9,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 from pydantic.fields import FieldInfo
 
+from eagle3_core.config.wording import problems
 from eagle3_core.errors import ConfigError
 
 NOT_IDENTITY: dict[str, JsonValue] = {"identity": False}
@@ -43,29 +43,9 @@ class Section(BaseModel):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise ConfigError(f"{where}: " + "; ".join(_one_line(cls, item) for item in error.errors())) from None
+            raise ConfigError(f"{where}: " + "; ".join(problems(cls, error.errors()))) from None
 
 
 def _is_identity(field: FieldInfo) -> bool:
     extra = field.json_schema_extra
     return not (isinstance(extra, dict) and extra.get("identity") is False)
-
-
-def _one_line(model: type[BaseModel], item: Any) -> str:
-    path = ".".join(str(part) for part in item["loc"]) or "(whole)"
-    if item["type"] != "extra_forbidden":
-        return f"{path}: {item['msg'][:1].lower()}{item['msg'][1:]}, found {item['input']!r:.80}"
-    known = _known_keys(model, item["loc"][:-1])
-    near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
-    hint = f"did you mean '{near[0]}'?" if near else f"known: {', '.join(known)}"
-    return f"{path}: unknown key, {hint}"
-
-
-def _known_keys(model: type[BaseModel], parents: tuple[str | int, ...]) -> list[str]:
-    for name in parents:
-        field = model.model_fields.get(str(name))
-        annotation = field.annotation if field else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)

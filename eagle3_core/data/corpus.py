@@ -16,7 +16,7 @@ CORPUS = "corpus.jsonl"
 
 @dataclass(frozen=True)
 class AskedPrompt:
-    """One line of a prompt set: `input_ids` end where the target begins its answer."""
+    """One line of a prompt set: `input_ids` end where the target begins its answer; `given_id` is the user's name."""
 
     id: str
     messages: list[dict[str, str]]
@@ -24,6 +24,7 @@ class AskedPrompt:
     domain: str
     held_out: bool
     input_ids: list[int]
+    given_id: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from eagle3_core.config.base import canonical_sha256
+from eagle3_core.errors import InputError
 from eagle3_core.prompts import Prompt
 
 
@@ -41,9 +42,8 @@ def named(prompt: Prompt, system_prompt: str | None) -> NamedPrompt:
     content = _digest(messages, turns, loose=True)
     if system_prompt and messages[0]["role"] != "system":
         messages.insert(0, {"role": "system", "content": normalise(system_prompt)})
-    return NamedPrompt(
-        _digest(messages, turns, loose=False)[:24], content, Prompt(tuple(messages), turns, prompt.domain)
-    )
+    normal = replace(prompt, messages=tuple(messages), later_turns=turns)
+    return NamedPrompt(_digest(messages, turns, loose=False)[:24], content, normal)
 
 
 def unique(prompts: Iterable[NamedPrompt]) -> Iterator[NamedPrompt]:
@@ -63,6 +63,40 @@ def selection_rank(prompt: NamedPrompt) -> str:
 def split_position(prompt: NamedPrompt) -> float:
     """Return a number in [0, 1): the prompt is held out if it is below the fraction. Depends on this prompt alone."""
     return int(hashlib.sha256(f"split {prompt.content}".encode()).hexdigest()[:13], 16) / 16**13
+
+
+@dataclass(frozen=True)
+class Split:
+    """How many prompts of a choice are trained on and held out, and the least fraction that holds one out."""
+
+    train: int
+    held_out: int
+    least: float
+
+    def check(self, where: object, fraction: float) -> None:
+        """Refuse a split with an empty side.
+
+        Raises:
+            InputError: says which fraction would do.
+        """
+        if self.train and self.held_out:
+            return
+        advice = (
+            f"set data.held_out_fraction above {self.least:.4f} or add prompts"
+            if not self.held_out
+            else "lower data.held_out_fraction or add prompts"
+        )
+        raise InputError(
+            f"{where}: expected at least one prompt to train on and one held out, found {self.train} and "
+            f"{self.held_out} at data.held_out_fraction {fraction}; {advice}"
+        )
+
+
+def split(prompts: Sequence[NamedPrompt], fraction: float) -> Split:
+    """Return the split of some prompts, at least one."""
+    positions = [split_position(prompt) for prompt in prompts]
+    held_out = sum(position < fraction for position in positions)
+    return Split(len(positions) - held_out, held_out, min(positions))
 
 
 def _digest(messages: list[dict[str, str]], turns: tuple[str, ...], *, loose: bool) -> str:

@@ -16,6 +16,7 @@ from eagle3_core.config import RunConfig
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import capture_decides, capture_identity
+from eagle3_core.data.prompts import named, selection_rank, split, unique
 from eagle3_core.data.reuse import captured_shards
 from eagle3_core.engine import gpus
 from eagle3_core.engine.effective import validate
@@ -28,8 +29,9 @@ from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.export.configs import write_config
 from eagle3_core.export.dialects import DIALECTS
 from eagle3_core.export.facts import DrafterFacts
-from eagle3_core.identity import read_config, read_target, resolve_target, target_fingerprint
+from eagle3_core.identity import read_config, read_target, resolve_prompts, resolve_target, target_fingerprint
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.prompts import read_prompts
 from eagle3_core.storage import ObjectStore
 
 
@@ -44,6 +46,7 @@ def run(context: StageContext) -> Ref:
     checks: dict[str, Callable[[], Any]] = {
         "drafter": lambda: _drafter(config),
         "space": lambda: _space(config, store),
+        "held-out split": lambda: _split(config),
         "template": lambda: _template(config),
         "engine": lambda: require_known_good(),
         "flags": lambda: _flags(context),
@@ -53,8 +56,8 @@ def run(context: StageContext) -> Ref:
     }
     found: dict[str, Any] = {}
     problems: list[str] = []
-    for number, (name, check) in enumerate(checks.items()):
-        context.progress.update(number, len(checks), "checks", check=name)
+    for name, check in checks.items():
+        context.progress.phase(f"checking {name}")
         try:
             found[name] = check()
         except Eagle3Error as error:
@@ -64,7 +67,8 @@ def run(context: StageContext) -> Ref:
     staged = context.staged()
     (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
     context.progress.update(len(checks), len(checks), "checks")
-    return context.commit(staged, ref_facts={"checks": len(checks)}, replace=True)
+    shown = {"checks": ", ".join(checks), **found["held-out split"]}
+    return context.commit(staged, ref_facts=shown, replace=True)
 
 
 def _drafter(config: RunConfig) -> dict[str, Any]:
@@ -88,7 +92,7 @@ def _sizes(config: RunConfig) -> DrafterArchitecture:
 
 def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
     """Compare the most the features can take with what the root has free."""
-    from eagle3_core.identity import checked_prompts, resolve_prompts
+    from eagle3_core.identity import checked_prompts
 
     shape = read_target(resolve_target(config))
     prompts = checked_prompts(resolve_prompts(config))
@@ -107,6 +111,16 @@ def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
             f"{config.capture.reserve_bytes:,}, found {free:,} free; free space or lower data.max_prompts"
         )
     return {"need_bytes": need, "free_bytes": free}
+
+
+def _split(config: RunConfig) -> dict[str, int]:
+    """Count what the prompts will be split into, as `prepare` does; it may yet leave some out as too long."""
+    path, data = resolve_prompts(config), config.data
+    given = [named(prompt, data.system_prompt) for prompt in read_prompts(path)]
+    distinct = sorted(unique(given), key=selection_rank)
+    chosen = split(distinct[: data.max_prompts], data.held_out_fraction)
+    chosen.check(path, data.held_out_fraction)
+    return {"train": chosen.train, "held_out": chosen.held_out, "duplicates": len(given) - len(distinct)}
 
 
 def _captured_tokens(config: RunConfig, store: ObjectStore, layers: Sequence[int]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from eagle3_core.artifacts import Ref
 from eagle3_core.config.data import DataConfig
 from eagle3_core.context import StageContext
-from eagle3_core.data.prompts import NamedPrompt, named, selection_rank, split_position, unique
+from eagle3_core.data.prompts import NamedPrompt, named, selection_rank, split, split_position, unique
 from eagle3_core.errors import InputError, TargetError
 from eagle3_core.identity import cached_sha256, check_sizes, resolve_prompts, resolve_target, target_fingerprint
 from eagle3_core.progress import Progress
@@ -59,11 +59,14 @@ def run(context: StageContext) -> Ref:
         for item in sorted(rendered, key=lambda item: item.prompt.id):
             file.write(json.dumps(_line(item), ensure_ascii=False) + "\n")
     held_out = sum(item.held_out for item in rendered)
-    counts = {"prompts": len(rendered), "train": len(rendered) - held_out, "held_out": held_out}
+    counts = {"prompts": len(rendered), "train": len(rendered) - held_out, "held_out": held_out,
+              "duplicates": len(given) - len(distinct), "too_long": too_long}  # fmt: skip
+    if counts["duplicates"]:
+        context.progress.phase(
+            f"{counts['duplicates']} of {len(given)} prompts are another one but for case and blanks; each is used once"
+        )
     facts = {
         "given": len(given),
-        "duplicates": len(given) - len(distinct),
-        "too_long": too_long,
         "target": identity.model_dump(mode="json"),
         "stop_ids": chat.stop_ids,
         "special_ids": chat.special_ids,
@@ -102,19 +105,7 @@ def _check_split(rendered: Sequence[_Rendered], data: DataConfig, where: Path, t
             f"{where}: expected prompts of at most {data.max_sample_tokens - data.max_new_tokens} tokens, found none "
             f"({too_long} are longer); raise data.max_sample_tokens or lower data.max_new_tokens"
         )
-    held_out = sum(item.held_out for item in rendered)
-    if held_out and held_out < len(rendered):
-        return
-    least = min(split_position(item.prompt) for item in rendered)
-    advice = (
-        f"set data.held_out_fraction above {least:.4f} or add prompts"
-        if not held_out
-        else "lower data.held_out_fraction or add prompts"
-    )
-    raise InputError(
-        f"{where}: expected at least one prompt to train on and one held out, found {len(rendered) - held_out} and "
-        f"{held_out} at data.held_out_fraction {data.held_out_fraction}; {advice}"
-    )
+    split([item.prompt for item in rendered], data.held_out_fraction).check(where, data.held_out_fraction)
 
 
 def _line(item: _Rendered) -> dict[str, Any]:
@@ -125,4 +116,5 @@ def _line(item: _Rendered) -> dict[str, Any]:
         "domain": item.prompt.prompt.domain,
         "held_out": item.held_out,
         "input_ids": item.input_ids,
+        "given_id": item.prompt.prompt.given_id,
     }

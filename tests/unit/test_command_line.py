@@ -71,3 +71,21 @@ def test_a_plan_reads_the_prompts_as_the_run_will(tmp_path: Path) -> None:
     prompts = tmp_path / "p.jsonl"
     prompts.write_text('{"prompt": "Why?"}\n{"prompt": 5}\n')
     assert f"{prompts}:2" in refused("plan", "demo", "-s", f"data.prompts={prompts}")
+
+
+def test_the_readme_shows_all_that_a_plan_says(tmp_path: Path) -> None:
+    done = CliRunner().invoke(
+        app, ["plan", "--samples", "37312", "--tokens", "2353", "--hidden-size", "7168", "--root", str(tmp_path)]
+    )
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    rows = [line for line in done.stdout.splitlines() if "│" in line and "free at the root" not in line]
+    assert len(rows) == 6
+    for row in rows:
+        assert row.rstrip() in readme
+
+
+def test_a_plan_says_that_its_tokens_are_an_estimate_and_never_zero_hours(tmp_path: Path) -> None:
+    said = CliRunner().invoke(app, ["plan", "demo", "--root", str(tmp_path)]).stdout
+    assert "half of data.max_new_tokens" in said
+    assert "under 0.01 GPU-hours" in said
+    assert "about" not in CliRunner().invoke(app, ["plan", "demo", "--tokens", "100", "--root", str(tmp_path)]).stdout

@@ -94,7 +94,7 @@ def test_one_concurrency_or_several_can_be_asked_for(typed, meant):
     assert run.evaluation.concurrency == meant
 
 
-UNMEASURABLE = [("[8, 8]", "each once"), ("300", "at least as many prompts"), ("[]", "at least 1 item"),
+UNMEASURABLE = [("[8, 8]", "each once"), ("300", "at least as many prompts"), ("[]", "a list of at least 1"),
                 ("0", "greater than or equal to 1")]  # fmt: skip
 
 
@@ -102,3 +102,45 @@ UNMEASURABLE = [("[8, 8]", "each once"), ("300", "at least as many prompts"), ("
 def test_a_sweep_that_cannot_be_measured_is_refused(typed, why):
     with pytest.raises(ConfigError, match=why):
         load_recipe("production", dict([parse_override(f"evaluation.concurrency={typed}")]))
+
+
+WRONG = [
+    ("training.learning_rate=abc", "training.learning_rate: expected a number, found 'abc'"),
+    ("training.epochs=-1", "training.epochs: expected a number above 0, found -1"),
+    ("training.nproc=1.5", "training.nproc: expected a whole number, found 1.5"),
+    ("training.learning_rate=.nan", "training.learning_rate: expected a finite number, found nan"),
+    ("training.max_bad_steps=null", "training.max_bad_steps: expected a whole number, found nothing"),
+    ("training.loss=foo", "training.loss: expected 'kl' or 'lk', found 'foo'"),
+    ("training.betas=[1]", "training.betas.1: expected a value, found none; add it"),
+    ("training.betas=[1,2,3]", "training.betas: expected a list of at most 2, found [1, 2, 3]"),
+    ("capture.max_tasks=5000", "capture.max_tasks: expected at most 1,024, found 5000"),
+    ("drafter.train_lm_head=maybe", "drafter.train_lm_head: expected true or false, found 'maybe'"),
+    ("drafter.head_dim=3", "drafter.head_dim: expected a multiple of 2, found 3"),
+    ("serving.engine_args=[1]", "serving.engine_args: expected a mapping, found [1]"),
+    ("serving.engine_args={a: {b: 1}}", "engine_args.a: expected text, a number, true or false, found {'b': 1}"),
+    ("target.model=5", "target.model: expected text, found 5"),
+    ("target=", "target: expected a section with the keys model, dtype, aux_layers, found nothing"),
+    ("name=Bad Name", "name: expected text like"),
+    ("evaluation.shapes=5", "evaluation.shapes: expected a list, found 5"),
+    ("evaluation.shapes=[]", "evaluation.shapes: expected a list of at least 1, found []"),
+    ("evaluation.shapes=[3/1]", "evaluation.shapes.0: expected steps/topk/draft tokens like 7/1/8, found '3/1'"),
+    ("evaluation.shapes=[{num_steps: 1, topkk: 1}]", "evaluation.shapes.0.topkk: unknown key, did you mean 'topk'?"),
+    ("learning_rat=1", "learning_rat: unknown key, did you mean 'training.learning_rate'?"),
+    ("training.last_rows=x", "training.last_rows: unknown key, did you mean 'capture.last_rows'?"),
+    ("data=5", "data: expected a section with the keys prompts, max_prompts, "),
+]
+
+
+@pytest.mark.parametrize(("text", "said"), WRONG)
+def test_what_is_wrong_is_said_in_one_line_of_our_words(text, said):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("demo", dict([parse_override(text)]))
+    line = str(caught.value)
+    assert said in line
+    assert not any(word in line for word in ("nput should", "ield required", "alue error", "alidation", "\n"))
+
+
+@pytest.mark.parametrize("values", [{}, {"target": {}, "data": {}}, [1], None, "x"])
+def test_whatever_a_recipe_holds_the_line_says_what_to_add(values):
+    with pytest.raises(ConfigError, match=r"found none; add it|expected a section with the keys name, target"):
+        RunConfig.parse(values, "recipe r")
