@@ -95,7 +95,7 @@ def test_one_concurrency_or_several_can_be_asked_for(typed, meant):
 
 
 UNMEASURABLE = [("[8, 8]", "each once"), ("300", "at least as many prompts"), ("[]", "a list of at least 1"),
-                ("0", "greater than or equal to 1")]  # fmt: skip
+                ("0", "expected at least 1, found")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("typed", "why"), UNMEASURABLE)
