@@ -56,7 +56,7 @@ def tau_on(reference: TrainJob, checkpoint: Path) -> float:
     """Return tau of a trained drafter on the reference's held-out samples."""
     drafter, head, draft_to_target = reference.build(torch.device("cpu"))
     drafter.load_state_dict(load_file(checkpoint))
-    return validate(reference, drafter, head, draft_to_target, Ranks.join("cpu")).score
+    return validate(reference, drafter, head, draft_to_target, Ranks.alone()).score
 
 
 def teacher_moved(reference: FeatureSet, other: FeatureSet, head: torch.Tensor) -> tuple[float, float]:

@@ -29,7 +29,13 @@ class DataConfig(Section):
 
 
 class CaptureConfig(Section):
-    """How hidden states are cut into shards."""
+    """What reads the hidden states, how they are cut into shards, and how they are stored."""
+
+    backend: Literal["sglang", "transformers"] = Field(
+        "sglang",
+        description="What captures; transformers, sample by sample, for a target whose hidden states SGLang "
+        "does not hand out.",
+    )
 
     shard_tokens: int = Field(65536, ge=256, le=10**8, description="Upper bound of tokens in one shard.")
     max_tasks: int = Field(1024, ge=1, le=1024, description="Upper bound of mapped capture tasks; shards grow instead.")

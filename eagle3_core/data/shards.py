@@ -51,17 +51,13 @@ class ShardWriter:
     """
 
     def __init__(self, path: Path, encoding: Encoding, tokens: int, label_rows: int) -> None:
-        """Create `path` at its final size."""
-        self._encoding, self._layout = encoding, encoding.layout(tokens, label_rows)
-        header, self._starts, end = _header(self._layout)
+        """Prepare; `path` is made when the block is entered."""
+        self._path, self._encoding, self._layout = path, encoding, encoding.layout(tokens, label_rows)
+        self._header, self._starts, self._end = _header(self._layout)
         self._rows = dict.fromkeys(self._layout, 0)
         self._hashes = {name: hashlib.sha256() for name in self._layout}
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="shard-checksums")
         self._pending: deque[Future[None]] = deque()
-        self._file = path.open("wb")
-        self._file.write(header)
-        self._file.truncate(end)
-        self._file.flush()
 
     def append(self, input_ids: Sequence[int], supervised: int, aux: torch.Tensor, last: torch.Tensor) -> None:
         """Write one sample of T tokens, of which the last `supervised` are the answer.
@@ -98,6 +94,13 @@ class ShardWriter:
         return {name: digest.hexdigest() for name, digest in self._hashes.items()}
 
     def __enter__(self) -> Self:
+        self._file = self._path.open("wb", buffering=0)
+        try:
+            self._file.truncate(self._end)
+            self._write(self._header, 0)
+        except BaseException:
+            self._file.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
@@ -148,12 +151,14 @@ class ShardWriter:
         array: Any = values.contiguous().view(torch.uint8).numpy().reshape(-1)
         data = memoryview(array)
         self._pending.append(self._hashing.submit(self._hashes[name].update, data))
-        offset = self._starts[name] + row * width
+        self._write(data, self._starts[name] + row * width)
+        self._rows[name] += rows
+        self._wait(_UNHASHED)
+
+    def _write(self, data: memoryview | bytes, offset: int) -> None:
         while data:
             written = os.pwrite(self._file.fileno(), data, offset)
             data, offset = data[written:], offset + written
-        self._rows[name] += rows
-        self._wait(_UNHASHED)
 
     def _wait(self, most: int) -> None:
         """Wait until at most so many pieces are without their checksum; their memory is free then."""

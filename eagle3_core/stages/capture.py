@@ -19,7 +19,7 @@ from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 
 if TYPE_CHECKING:
-    from eagle3_core.engine.client import EngineClient
+    from eagle3_core.engine.backend import Capturing
 
 AHEAD = 10.0
 """An engine that took s seconds to start works for this many times s on other shards: its start is then under 10 %."""
@@ -54,33 +54,24 @@ def run(context: StageContext) -> Ref:
 
 
 def _capture(context: StageContext, plan: ShardPlan) -> Ref:
-    import torch
-
-    from eagle3_core.engine.launch import LaunchPlan
-    from eagle3_core.engine.server import SglangServer
+    from eagle3_core.engine.backend import capturing
     from eagle3_core.identity import require_target
 
-    # The rows of a sample are few; more threads would only take the engine's cores.
-    torch.set_num_threads(1)
-    run = context.run
     assert context.index is not None
     shard = plan.shards[context.index]
     _check_engine(context, plan)
     _check_space(context, plan.bytes_of(shard))
     shutil.rmtree(_out(context), ignore_errors=True)
-    launch = LaunchPlan.capture(
-        require_target(run, plan.target), plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens,
-        plan.prefill_tokens,
-    )  # fmt: skip
+    target = require_target(context.run, plan.target)
     stopped: Eagle3Error | None = None
-    with SglangServer.of_stage(launch, context) as server, server.client() as client:
+    with capturing(context, plan, target) as engine:
         # A shard goes to the disk while the engine computes the next one.
         with ThreadPoolExecutor(1, thread_name_prefix="commit") as pool:
-            facts = _record(context, plan, shard, client)
+            facts = _record(context, plan, shard, engine)
             own = pool.submit(_commit, context, plan, shard, facts)
             try:
                 with full_disk_is_typed(context.work):
-                    _go_on(context, plan, client, Commits(pool, own), time.monotonic() + AHEAD * server.ready_s)
+                    _go_on(context, plan, engine, Commits(pool, own), time.monotonic() + AHEAD * engine.ready_s)
             except Eagle3Error as error:
                 stopped = error
         if stopped is not None:
@@ -102,14 +93,14 @@ def _out(context: StageContext) -> Path:
     return context.work / "out"
 
 
-def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, client: EngineClient) -> Mapping[str, str]:
+def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, engine: Capturing) -> Mapping[str, str]:
     """Capture one shard into its directory; return the checksums of its tensors."""
     from eagle3_core.data.recording import ShardSamples, record
 
     staged = _out(context) / f"{shard.index:05d}"
     staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
-    return record(client.capture, plan, shard, samples, staged, _reporter(context, plan, shard))
+    return record(engine.capture, plan, shard, samples, staged, _reporter(context, plan, shard))
 
 
 def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard, checksums: Mapping[str, str]) -> Ref:
@@ -123,7 +114,7 @@ def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard, checksu
     )
 
 
-def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, commits: Commits, until: float) -> None:
+def _go_on(context: StageContext, plan: ShardPlan, engine: Capturing, commits: Commits, until: float) -> None:
     """Capture further shards that are neither committed nor claimed, until the time is up."""
     assert context.index is not None
     behind = context.index + 1
@@ -135,7 +126,7 @@ def _go_on(context: StageContext, plan: ShardPlan, client: EngineClient, commits
             if not ours or find_sound(context.store, shard.key) is not None:
                 continue
             _check_space(context, plan.bytes_of(shard))
-            checksums = _record(context, plan, shard, client)
+            checksums = _record(context, plan, shard, engine)
             commits.last.result()
             commits.last = commits.pool.submit(_commit_held, held.pop_all(), context, plan, shard, checksums)
     commits.last.result()
@@ -167,10 +158,9 @@ def _reporter(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ca
 
 def _check_engine(context: StageContext, plan: ShardPlan) -> None:
     """Refuse to mix hidden states of another engine into this plan."""
-    from eagle3_core.engine.fingerprint import require_known_good
-    from eagle3_core.engine.platform import resolve_device
+    from eagle3_core.engine.backend import capture_engine
 
-    engine = {"fingerprint": require_known_good(), "device": resolve_device(context.run.serving.device)}
+    engine = capture_engine(context.run)
     different = [name for name, value in engine.items() if plan.engine.get(name) != value]
     if different:
         name = different[0]

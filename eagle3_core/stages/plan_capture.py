@@ -26,8 +26,7 @@ from eagle3_core.data.plan import (
     tokens_file,
 )
 from eagle3_core.data.reuse import arrange, captured_shards
-from eagle3_core.engine.fingerprint import require_known_good
-from eagle3_core.engine.platform import resolve_device
+from eagle3_core.engine.backend import capture_engine
 from eagle3_core.errors import ConfigError, StorageFullError
 from eagle3_core.identity import TargetIdentity
 from eagle3_core.storage import PLANNING
@@ -40,7 +39,7 @@ def run(context: StageContext) -> Ref:
         ConfigError: samples longer than data.max_sample_tokens.
         StorageFullError: the hidden states would not fit.
     """
-    engine = {"fingerprint": require_known_good(), "device": resolve_device(context.run.serving.device)}
+    engine = capture_engine(context.run)
     content = {"engine": canonical_sha256(engine), "max_sample_tokens": str(context.run.data.max_sample_tokens)}
     if done := context.done(content):
         return done

@@ -19,6 +19,7 @@ from eagle3_core.data.plan import capture_decides, capture_identity
 from eagle3_core.data.prompts import named, selection_rank, split, unique
 from eagle3_core.data.reuse import captured_shards
 from eagle3_core.engine import gpus
+from eagle3_core.engine.backend import capture_engine
 from eagle3_core.engine.effective import validate
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan
@@ -125,7 +126,7 @@ def _split(config: RunConfig) -> dict[str, int]:
 
 def _captured_tokens(config: RunConfig, store: ObjectStore, layers: Sequence[int]) -> int:
     """Return how many tokens are captured already in shards that a plan of this run may use again."""
-    engine = {"fingerprint": require_known_good(), "device": resolve_device(config.serving.device)}
+    engine = capture_engine(config)
     target = target_fingerprint(resolve_target(config))
     identity = capture_identity(capture_decides(config, target, layers, engine))
     return sum(sum(index.lengths) for index in captured_shards(store, identity))
@@ -144,14 +145,11 @@ def _flags(context: StageContext) -> dict[str, Any]:
     shape = read_target(target)
     layers = aux_layers(config.target, shape)
     plans = {"serve": LaunchPlan.serve(target, config.target.dtype, config.serving)}
-    plans["capture"] = LaunchPlan.capture(
-        target,
-        config.target.dtype,
-        config.serving,
-        layers,
-        config.data.max_sample_tokens,
-        config.capture.prefill_tokens,
-    )
+    if config.capture.backend == "sglang":
+        plans["capture"] = LaunchPlan.capture(
+            target, config.target.dtype, config.serving, layers, config.data.max_sample_tokens,
+            config.capture.prefill_tokens,
+        )  # fmt: skip
     engine = require_known_good()
     with tempfile.TemporaryDirectory() as drafter:
         _write_config(config, Path(drafter), shape.num_layers)

@@ -162,8 +162,7 @@ class Flow:
 def engine(monkeypatch):
     found = ArithmeticEngine()
     monkeypatch.setattr("eagle3_core.engine.server.SglangServer", found)
-    for stage in ("regenerate", "plan_capture"):
-        monkeypatch.setattr(f"eagle3_core.stages.{stage}.require_known_good", lambda: {"sglang": "test"})
+    monkeypatch.setattr("eagle3_core.stages.regenerate.require_known_good", lambda: {"sglang": "test"})
     monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda: {"sglang": "test"})
     return found
 

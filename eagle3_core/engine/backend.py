@@ -1,0 +1,75 @@
+"""What captures: SGLang, or transformers for a target whose hidden states SGLang does not hand out.
+
+Both give the same shards; which one it was, in which version, is part of their name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from eagle3_core.config import RunConfig
+from eagle3_core.context import StageContext
+from eagle3_core.data.plan import ShardPlan
+from eagle3_core.engine import fingerprint
+from eagle3_core.engine.platform import resolve_device
+from eagle3_core.engine.spool import CapturedSample
+
+
+@dataclass(frozen=True)
+class Capturing:
+    """An engine that is ready: what captures samples, and how long its start took."""
+
+    capture: Callable[[Sequence[Sequence[int]]], Iterable[CapturedSample]]
+    ready_s: float
+
+
+def capture_engine(run: RunConfig) -> dict[str, str]:
+    """Return what tells the engine of this run and this environment from others.
+
+    Raises:
+        EngineVersionError: SGLang is not one that the capture is proven with.
+    """
+    backend, device = run.capture.backend, resolve_device(run.serving.device)
+    known = fingerprint.require_known_good() if backend == "sglang" else _transformers_fingerprint()
+    return {"backend": backend, "fingerprint": known, "device": device}
+
+
+def _transformers_fingerprint() -> str:
+    digest = hashlib.sha256()
+    for package in ("transformers", "torch"):
+        digest.update(f"{package} {importlib.metadata.version(package)}\n".encode())
+    digest.update(Path(__file__).with_name("hf.py").read_bytes())
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[Capturing]:
+    """Start the engine of a plan, and stop it when the block ends."""
+    import torch
+
+    run = context.run
+    if run.capture.backend == "transformers":
+        from eagle3_core.engine.hf import TransformersCapture
+
+        torch.set_num_threads(run.serving.threads)
+        context.progress.phase("loading the target")
+        began = time.monotonic()
+        model = TransformersCapture(target, plan.target_dtype, plan.aux_layers, resolve_device(run.serving.device))
+        yield Capturing(model.capture, time.monotonic() - began)
+        return
+    from eagle3_core.engine.launch import LaunchPlan
+    from eagle3_core.engine.server import SglangServer
+
+    # The rows of a sample are few; more threads would only take the engine's cores.
+    torch.set_num_threads(1)
+    launch = LaunchPlan.capture(
+        target, plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens, plan.prefill_tokens
+    )
+    with SglangServer.of_stage(launch, context) as server, server.client() as client:
+        yield Capturing(client.capture, server.ready_s)
