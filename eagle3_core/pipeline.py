@@ -102,6 +102,12 @@ def shard_key(base: str, index: int) -> str:
     return f"{base}/{index:05d}"
 
 
+SIMULATED = " at length "
+"""Between a draft shape and the acceptance length that the server pretends."""
+
+
 def shape_names(run: RunConfig) -> list[str]:
-    """Return what `evaluate` maps over: index 0 is `baseline`, then the draft shapes in order."""
-    return ["baseline", *(shape.name for shape in run.evaluation.shapes)]
+    """Return what `evaluate` maps over: index 0 is `baseline`, then the draft shapes and the pretended lengths."""
+    evaluation = run.evaluation
+    pretended = [f"{evaluation.primary}{SIMULATED}{length:g}" for length in evaluation.simulated_lengths]
+    return ["baseline", *(shape.name for shape in evaluation.shapes), *pretended]

@@ -66,6 +66,7 @@ def most_tokens(num_steps: int, topk: int) -> int:
     return 1 + topk + (num_steps - 1) * topk**2
 
 
+SimulatedLength = Annotated[float, Field(ge=1)]
 Concurrency = Annotated[int, Field(ge=1, le=1024)]
 
 
@@ -83,6 +84,11 @@ class EvaluationConfig(Section):
         description="Draft shapes to measure, beside no speculation.",
     )
     primary: str = Field("7/1/8", description="The shape that decides.")
+    simulated_lengths: tuple[SimulatedLength, ...] = Field(
+        (),
+        description="Acceptance lengths that SGLang pretends at the primary shape, each on a server of its own, e.g. "
+        "[1.5, 2.5, 4]: the report then draws which length would pay. Empty: none.",
+    )
     max_prompts: int = Field(80, ge=1, description="Held-out prompts served per shape.")
     max_new_tokens: int = Field(256, ge=8, description="Longest answer, in tokens.")
     concurrency: tuple[Concurrency, ...] = Field(
@@ -119,6 +125,16 @@ class EvaluationConfig(Section):
     def _primary_is_a_chain(self) -> Self:
         if self.primary_shape.topk != 1:
             raise ValueError(f"primary {self.primary}: expected a chain (topk 1): the trainer predicts no tree")
+        return self
+
+    @model_validator(mode="after")
+    def _simulated_lengths_can_be_drafted(self) -> Self:
+        most = self.primary_shape.num_draft_tokens
+        if self.simulated_lengths and max(self.simulated_lengths) > most:
+            raise ValueError(
+                f"simulated_lengths {list(self.simulated_lengths)}: expected at most the {most} tokens that "
+                f"{self.primary} verifies"
+            )
         return self
 
     @property

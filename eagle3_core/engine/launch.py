@@ -71,6 +71,7 @@ class LaunchPlan:
     max_sample_tokens: int | None = None
     prefill_tokens: int = 0
     model: Mapping[str, Any] = field(default_factory=dict)
+    pretended_length: float | None = None
 
     @classmethod
     def serve(cls, target: Path, dtype: str, serving: ServingConfig) -> LaunchPlan:
@@ -190,6 +191,9 @@ class LaunchPlan:
                 "CUDA_VISIBLE_DEVICES": "",
                 "PYTHONPATH": os.pathsep.join(filter(None, (str(CPU_SITE), os.environ.get("PYTHONPATH")))),
             }
+        if self.pretended_length is not None:
+            # SGLang's own switch: drafts are made and verified, and so many tokens are taken whatever was right.
+            values["SGLANG_SIMULATE_ACC_LEN"] = f"{self.pretended_length:g}"
         if spool is not None:
             values |= {
                 plugin.CAPTURE_DIR: str(spool),

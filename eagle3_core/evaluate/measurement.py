@@ -17,6 +17,9 @@ BASELINE = "baseline"
 MAX_COUNTER_DIFFERENCE = 0.5
 """The server's own average covers only whole logging intervals, a part of all passes: a witness, not a measure."""
 
+MAX_PRETENDED_DIFFERENCE = 0.1
+"""The first token is no pass's, and the last pass of an answer is cut off: short answers miss a length by a little."""
+
 
 class ServedAnswer(Section):
     """One request, as the server counted it; speculation counters are None where the server does not speculate."""
@@ -122,6 +125,20 @@ def check_counters(measured: Pool, server: float | None, where: str) -> None:
         raise NotSpeculatingError(
             f"{where}: the answers' counters say {emitted:.2f} tokens per verify pass, the server's own average says "
             f"{server:.2f}; is another client using the server?"
+        )
+
+
+def check_pretended(measured: Pool, length: float, where: str) -> None:
+    """Compare the acceptance length with the one the server was told to pretend.
+
+    Raises:
+        NotSpeculatingError: this SGLang does not heed the switch.
+    """
+    found = measured.acceptance_length
+    if found is None or abs(found - length) > MAX_PRETENDED_DIFFERENCE * length:
+        raise NotSpeculatingError(
+            f"{where}: expected SGLang to pretend acceptance length {length:g} (SGLANG_SIMULATE_ACC_LEN), found "
+            f"{found}; leave evaluation.simulated_lengths empty with this version"
         )
 
 

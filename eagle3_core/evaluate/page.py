@@ -22,6 +22,7 @@ def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
         plots=[
             ("Speed and acceptance by draft shape", _by_shape(report)),
             *([("By requests in flight", _by_concurrency(report))] if len(report.baseline_sweep) > 1 else []),
+            *([("Which acceptance length would pay", _by_length(report))] if report.pretended else []),
             ("Acceptance by position", _by_position(report)),
             (f"By domain, at {report.primary.shape}", _by_domain(report)),
             ("Training", _training(report, metrics)),
@@ -93,6 +94,22 @@ def _by_concurrency(report: Report) -> str:
         "concurrency",
         "Speed, and acceptance length against break-even, by requests in flight",
     )
+
+
+def _by_length(report: Report) -> str:
+    """Draw the speed over acceptance lengths that the server pretended, and what the drafter really reaches."""
+    lines: dict[str, plots.Line] = {}
+    for at, point in enumerate(report.primary.sweep):
+        curve = [(one.points[at].acceptance_length, one.points[at].speedup) for one in report.pretended]
+        known = sorted((length, speed.ratio) for length, speed in curve if length is not None and speed is not None)
+        lines[f"{point.concurrency} in flight"] = _known(known)
+    reached = [(p.acceptance_length, p.speedup.ratio) for p in report.primary.sweep
+               if p.acceptance_length is not None and p.speedup is not None]  # fmt: skip
+    lengths = [length for x, _ in lines.values() for length in x]
+    lines["as fast"] = [min(lengths), max(lengths)], [1.0, 1.0]
+    lines["this drafter"] = _known(reached)
+    panel = {"times the speed of no speculation": lines}
+    return plots.curves(panel, "acceptance length", "lengths", "Speed at acceptance lengths that the server pretended")
 
 
 def _by_position(report: Report) -> str:

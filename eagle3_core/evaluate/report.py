@@ -13,7 +13,7 @@ from eagle3_core.errors import ArtifactError, ConfigError
 from eagle3_core.evaluate.comparison import Difference, Served, ShapeRow, compare_shape, differences
 from eagle3_core.evaluate.gate import Figures, Verdict, judge
 from eagle3_core.evaluate.measurement import Measurement
-from eagle3_core.evaluate.sweep import SweepPoint, paces, sweep_points
+from eagle3_core.evaluate.sweep import Pretended, SweepPoint, crossings, paces, sweep_points
 from eagle3_core.evaluate.trainer import TrainerFigures
 
 
@@ -35,6 +35,8 @@ class Report(Section):
     rows: tuple[ShapeRow, ...]
     baseline: Measurement
     baseline_sweep: tuple[SweepPoint, ...]
+    pretended: tuple[Pretended, ...] = Field(description="Speeds at acceptance lengths that the server pretended.")
+    pretended_break_even: dict[int, float | None] = Field(description="By requests in flight, from those.")
     paces: str = Field(description="Speed of the primary shape at each concurrency, in words.")
     differences: tuple[Difference, ...]
     parity: dict[str, Any]
@@ -74,6 +76,7 @@ def build(
             f"evaluation.primary: expected a chain (topk 1), the only shape the trainer's tau is about, found "
             f"{evaluation.primary}; choose a chain"
         )
+    served, simulated = served[: len(evaluation.shapes)], served[len(evaluation.shapes) :]
     found = [one.measurement.shape for one in served]
     wanted = [shape.name for shape in evaluation.shapes]
     if found != wanted:
@@ -81,25 +84,34 @@ def build(
     trainer = TrainerFigures(validation)
     rows = tuple(compare_shape(baseline, one, trainer) for one in served)
     primary = next(row for row in rows if row.shape == evaluation.primary)
-    figures = Figures(
+    pretended = tuple(
+        Pretended(length=length, points=sweep_points(one.sweep, baseline.sweep))
+        for length, one in zip(evaluation.simulated_lengths, simulated, strict=True)
+    )
+    return Report(
+        name=name,
+        verdict=judge(_figures(primary, gate, about["differences"]), gate),
+        primary=primary,
+        rows=rows,
+        baseline=baseline.measurement,
+        baseline_sweep=sweep_points(baseline.sweep),
+        pretended=pretended,
+        pretended_break_even=crossings(pretended),
+        paces=paces(primary.sweep),
+        validation={key: validation[key] for key in ("depth", "trainer_tau", "by_depth")},
+        **about,
+    )
+
+
+def _figures(primary: ShapeRow, gate: GateConfig, parted: Sequence[Difference]) -> Figures:
+    return Figures(
         shape=primary.shape,
         acceptance_length=primary.acceptance_length,
         trainer_tau=primary.trainer_tau,
         speedup=primary.speedup,
         word=primary.sweep[0].word,
         equal_answers=primary.equal_answers,
-        near_ties=near_ties(about["differences"], primary.shape, gate.near_tie_gap),
-        unknown_gaps=sum(one.shape == primary.shape and one.logit_gap is None for one in about["differences"]),
+        near_ties=near_ties(parted, primary.shape, gate.near_tie_gap),
+        unknown_gaps=sum(one.shape == primary.shape and one.logit_gap is None for one in parted),
         compared_answers=primary.compared_answers,
-    )
-    return Report(
-        name=name,
-        verdict=judge(figures, gate),
-        primary=primary,
-        rows=rows,
-        baseline=baseline.measurement,
-        baseline_sweep=sweep_points(baseline.sweep),
-        paces=paces(primary.sweep),
-        validation={key: validation[key] for key in ("depth", "trainer_tau", "by_depth")},
-        **about,
     )

@@ -27,7 +27,9 @@ def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
     return sorted(found, key=lambda prompt: hashlib.sha256(prompt.id.encode()).digest())[:limit]
 
 
-def sweep(url: str, prompts: Sequence[AskedPrompt], evaluation: EvaluationConfig, hooks: Hooks) -> BenchRun:
+def sweep(
+    url: str, prompts: Sequence[AskedPrompt], evaluation: EvaluationConfig, hooks: Hooks, *, ignore_eos: bool = False
+) -> BenchRun:
     """Ask every prompt greedily, at each concurrency, in as many passes as asked for, after a warm-up.
 
     Raises:
@@ -41,8 +43,9 @@ def sweep(url: str, prompts: Sequence[AskedPrompt], evaluation: EvaluationConfig
             f"{len(prompts)}; raise data.held_out_fraction, or sweep less far"
         )
     plan = BenchPlan(
-        concurrency=evaluation.concurrency, max_new_tokens=(evaluation.max_new_tokens,), repeats=evaluation.repeats
-    )
+        concurrency=evaluation.concurrency, max_new_tokens=(evaluation.max_new_tokens,), repeats=evaluation.repeats,
+        ignore_eos=ignore_eos,
+    )  # fmt: skip
     asked = [BenchPrompt(prompt.id, prompt.domain or "other", input_ids=tuple(prompt.input_ids)) for prompt in prompts]
     (run,) = bench([url], asked, plan, hooks)
     for cell in run.cells:

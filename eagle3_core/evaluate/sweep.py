@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 from pydantic import Field
 
 from eagle3_core.config.base import Section
@@ -43,6 +46,33 @@ def sweep_points(run: BenchRun, baseline: BenchRun | None = None) -> tuple[Sweep
         figures = {name: getattr(cell, name) for name in shared}
         points.append(SweepPoint(**figures, answers=cell.overall.answers, **compared))
     return tuple(points)
+
+
+class Pretended(Section):
+    """The primary shape on a server that pretends an acceptance length."""
+
+    length: float
+    points: tuple[SweepPoint, ...]
+
+
+def crossings(pretended: Sequence[Pretended]) -> dict[int, float | None]:
+    """Return, by requests in flight, the acceptance length at which the measured speed crosses 1; None: it does not.
+
+    Between two measured lengths the speed is taken to grow evenly.
+    """
+    curves: dict[int, list[tuple[float, float]]] = {}
+    for one in pretended:
+        for point in one.points:
+            if point.acceptance_length is not None and point.speedup is not None:
+                curves.setdefault(point.concurrency, []).append((point.acceptance_length, point.speedup.ratio))
+    found: dict[int, float | None] = {}
+    for concurrency, curve in curves.items():
+        found[concurrency] = None
+        for (left, low), (right, high) in itertools.pairwise(sorted(curve)):
+            if low <= 1 <= high and low < high:
+                found[concurrency] = left + (right - left) * (1 - low) / (high - low)
+                break
+    return found
 
 
 def paces(points: tuple[SweepPoint, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.errors import EngineError, NotSpeculatingError
 from eagle3_core.identity import require_target, resolve_target
-from eagle3_core.pipeline import shape_names
+from eagle3_core.pipeline import SIMULATED, shape_names
 from eagle3_core.storage import commit, find, load
 
 if TYPE_CHECKING:
@@ -85,16 +86,19 @@ def _baseline_key(context: StageContext) -> str:
 def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     """Start a server, serve, write both files; return the facts for the reference."""
     from eagle3_core.engine.server import SglangServer
-    from eagle3_core.evaluate.measurement import BASELINE, check_counters
+    from eagle3_core.evaluate.measurement import BASELINE, check_counters, check_pretended
     from eagle3_core.evaluate.serve import first_point, held_out, sweep
 
     run, prompt_set = context.run, context.input("prompt_set")
     require_target(run, prompt_set.manifest.facts["target"])
     prompts = held_out(read_prompt_set(prompt_set), run.evaluation.max_prompts)
-    plan = _plan(context, name)
+    shape, _, pretended = name.partition(SIMULATED)
+    plan = _plan(context, shape, float(pretended) if pretended else None)
     with SglangServer.of_stage(plan, context) as server, server.client() as client:
         try:
-            found = sweep(server.url, prompts, run.evaluation, _hooks(context, len(prompts)))
+            hooks = _hooks(context, len(prompts))
+            # What a server pretends is no text, and where it would end means nothing.
+            found = sweep(server.url, prompts, run.evaluation, hooks, ignore_eos=bool(pretended))
         except EngineError as error:
             raise server.cause_of_death() or error from None
         server_length = client.counters().avg_spec_accept_length
@@ -105,25 +109,28 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
             "max_new_tokens": run.evaluation.max_new_tokens, "server_acceptance_length": server_length,
         }  # fmt: skip
     measurement = first_point(found, circumstances)
-    if measurement.shape != name:
-        raise NotSpeculatingError(f"{name}: expected a server of this shape, found {measurement.shape}; end others' "
+    if measurement.shape != shape:
+        raise NotSpeculatingError(f"{shape}: expected a server of this shape, found {measurement.shape}; end others' "
                                   f"servers on port {server.url.rpartition(':')[2]}")  # fmt: skip
-    if name != BASELINE:
+    if pretended:
+        check_pretended(measurement.overall, float(pretended), name)
+    elif shape != BASELINE:
         check_counters(measurement.overall, server_length, name)
     (staged / SWEEP).write_text(found.model_dump_json(), encoding="utf-8")
     (staged / MEASUREMENT).write_text(measurement.model_dump_json(indent=1), encoding="utf-8")
     return _facts(measurement)
 
 
-def _plan(context: StageContext, name: str) -> LaunchPlan:
+def _plan(context: StageContext, shape: str, pretended: float | None) -> LaunchPlan:
     from eagle3_core.evaluate.measurement import BASELINE
     from eagle3_core.export.directory import materialise
 
     run, target = context.run, resolve_target(context.run)
-    if name == BASELINE:
+    if shape == BASELINE:
         return LaunchPlan.serve(target, run.target.dtype, run.serving)
     drafter = materialise(context.input("drafter"), context.work / "drafter")
-    return LaunchPlan.speculate(target, run.target.dtype, run.serving, drafter, DraftShape.from_name(name))
+    plan = LaunchPlan.speculate(target, run.target.dtype, run.serving, drafter, DraftShape.from_name(shape))
+    return replace(plan, pretended_length=pretended)
 
 
 def _hooks(context: StageContext, prompts: int) -> Hooks:

@@ -42,7 +42,7 @@ def run(context: StageContext) -> Ref:
         served,
         checkpoint.json("validation.json"),
         {
-            "differences": _differences(context, baseline, served),
+            "differences": _differences(context, baseline, served[: len(context.run.evaluation.shapes)]),
             "parity": context.input("parity").json("parity.json"),
             "drafter": _facts(context.input("drafter")),
             "lineage": _lineage(context, measurements),

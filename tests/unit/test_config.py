@@ -144,3 +144,10 @@ def test_what_is_wrong_is_said_in_one_line_of_our_words(text, said):
 def test_whatever_a_recipe_holds_the_line_says_what_to_add(values):
     with pytest.raises(ConfigError, match=r"found none; add it|expected a section with the keys name, target"):
         RunConfig.parse(values, "recipe r")
+
+
+def test_a_length_longer_than_the_draft_cannot_be_pretended():
+    run = load_recipe("production", {"evaluation.simulated_lengths": [1, 8]})
+    assert run.evaluation.simulated_lengths == (1.0, 8.0)
+    with pytest.raises(ConfigError, match="at most the 8 tokens that 7/1/8 verifies"):
+        load_recipe("production", {"evaluation.simulated_lengths": [8.5]})

@@ -113,6 +113,14 @@ def test_capture_layers_reach_the_plugin_as_outputs_of(target, tmp_path):
     assert "PYTHONPATH" not in on_gpu(plan).environment(2)
 
 
+def test_only_a_plan_that_pretends_a_length_sets_sglangs_switch(target, drafter):
+    plan = LaunchPlan.speculate(target, "float32", CPU, drafter, DraftShape.from_name("3/1/4"))
+    assert "SGLANG_SIMULATE_ACC_LEN" not in plan.environment(1)
+    pretending = dataclasses.replace(plan, pretended_length=2.5)
+    assert pretending.environment(1)["SGLANG_SIMULATE_ACC_LEN"] == "2.5"
+    assert pretending.argv() == plan.argv()
+
+
 @pytest.mark.parametrize(("width", "threads"), [(192, "1"), (576, "2")])
 def test_a_small_target_is_not_shared_among_threads(target, width, threads):
     config = json.loads((target / "config.json").read_text(encoding="utf-8")) | {"hidden_size": width}

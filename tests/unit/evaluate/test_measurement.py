@@ -4,7 +4,16 @@ import pytest
 
 from eagle3_core.data.corpus import AskedPrompt
 from eagle3_core.errors import InputError, NotSpeculatingError
-from eagle3_core.evaluate.measurement import ServedAnswer, by_domain, check_counters, pool, quantile, summarise
+from eagle3_core.evaluate.measurement import (
+    Pool,
+    ServedAnswer,
+    by_domain,
+    check_counters,
+    check_pretended,
+    pool,
+    quantile,
+    summarise,
+)
 from eagle3_core.evaluate.serve import held_out
 
 RUN = {"shape": "3/1/4", "device": "cpu", "engine": {}, "prompts": 2, "repeats": 1, "concurrency": 1,
@@ -98,3 +107,11 @@ def test_the_same_prompts_are_chosen_whatever_their_order_in_the_file():
 def test_no_held_out_prompt_is_an_error():
     with pytest.raises(InputError, match="held_out_fraction"):
         held_out([asked("a", kept=False)], 4)
+
+
+def test_a_server_that_does_not_pretend_what_it_was_told_is_an_error():
+    counted = Pool(answers=1, completion_tokens=30, stream_tokens_per_s=1.0, verify_passes=10, acceptance_length=3.0,
+                   accept_histogram=None)  # fmt: skip
+    check_pretended(counted, 3.1, "x")
+    with pytest.raises(NotSpeculatingError, match="expected SGLang to pretend acceptance length 2 "):
+        check_pretended(counted, 2.0, "x")

@@ -46,29 +46,32 @@ def validation(passes=(4, 4, 4)):
     return {"depth": 3, "trainer_tau": 2.25, "by_depth": by_depth, "samples": samples}
 
 
-def answers(shape: str, changed: str = "", concurrency: int = 1) -> list[StreamedAnswer]:
-    """Speculation halves the time of an answer alone, and doubles it among 64."""
+def answers(
+    shape: str, changed: str = "", concurrency: int = 1, latency: float | None = None, passes: int = 4
+) -> list[StreamedAnswer]:
+    """Speculation halves the time of an answer alone, and doubles it among 64, unless told otherwise."""
     speculating = shape != "baseline"
-    latency = {(True, 1): 0.5, (True, 64): 4.0}.get((speculating, concurrency), 1.0 if concurrency == 1 else 2.0)
+    alone, crowd = (0.5, 4.0) if speculating else (1.0, 2.0)
+    latency = latency or (alone if concurrency == 1 else crowd)
     return [
         StreamedAnswer(
             id=name, domain="math" if name == "p0" else "code", repeat=0, prompt_tokens=3,
             output_ids=(*range(8), 99) if name == changed else tuple(range(9)), completion_tokens=9,
-            finish_reason="length", verify_passes=4 if speculating else None,
-            accept_histogram=(1, 1, 1, 1) if speculating else None, latency_s=latency, ttft_s=0.1,
+            finish_reason="length", verify_passes=passes if speculating else None,
+            accept_histogram=(passes - 3, 1, 1, 1) if speculating else None, latency_s=latency, ttft_s=0.1,
             gaps=((0.1, 2),) * 4, concurrency=concurrency, max_new_tokens=9, empty=False, loop=False,
         )
         for name in PROMPTS
     ]  # fmt: skip
 
 
-def served(shape: str, changed: str = "", concurrency: tuple[int, ...] = (1,)) -> Served:
+def served(shape: str, changed: str = "", concurrency: tuple[int, ...] = (1,), **pace) -> Served:
     speculating = shape != "baseline"
     sizes = dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), shape.split("/"), strict=False))
     info = {f"speculative_{name}": int(size) for name, size in sizes.items()} if speculating else {}
     cells, found = [], []
     for many in concurrency:
-        these = answers(shape, changed, many)
+        these = answers(shape, changed, many, **pace)
         wall = sum(answer.latency_s for answer in these)
         passes = Passes(answers=these, wall_s=[wall], client_busy=[0.1])
         cells.append(summarise_cell(Cell(many, 9), passes, speculating))
@@ -250,6 +253,24 @@ def test_faster_alone_and_slower_in_company_is_said_of_each_and_no_single_number
         ("baseline", "1"), ("baseline", "64"), ("3/1/4", "1"), ("3/1/4", "64"),
     ]  # fmt: skip
     assert float(rows[3]["speedup_high"]) < 1
+
+
+def test_pretended_lengths_show_which_drafter_would_pay_and_judge_nothing(pipeline):
+    evaluation = RUN.evaluation.model_copy(update={"simulated_lengths": (1.5, 3.0)})
+    pipeline.run = RUN.model_copy(update={"evaluation": evaluation})
+    slow, fast = served("3/1/4", changed="p1", latency=1.6, passes=6), served("3/1/4", latency=0.7, passes=3)
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"), slow, fast)
+    pipeline.report()
+    values = json.loads(pipeline.file("report.json"))
+    assert [one["points"][0]["acceptance_length"] for one in values["pretended"]] == [1.5, 3.0]
+    assert [round(one["points"][0]["speedup"]["ratio"], 3) for one in values["pretended"]] == [0.625, 1.429]
+    # From (1.5, 0.625) to (3.0, 1.429): 1 is at 1.5 + 1.5 * 0.375 / 0.804.
+    assert values["pretended_break_even"] == {"1": pytest.approx(2.2, abs=0.01)}
+    assert values["differences"] == []
+    page = Page()
+    page.feed(pipeline.file("report.html"))
+    assert "pretended" in page.ids
+    assert page.seen.count("svg") == 5
 
 
 def test_a_differing_answer_is_found_at_its_first_token():
