@@ -1,13 +1,15 @@
 # ruff: noqa: T201, TID253 - a program, and a heavy one
 """Time the training step on random data: `python benchmarks/train_step.py --setting demo`.
 
-Prints ms per step, tokens per second (wall and per CPU second), model FLOP/s against a matmul measured in the same
-process, and peak memory on a GPU. `--profile` adds PyTorch's own table of operators.
+Prints ms per step, tokens per second (every token of a row counts, with a loss or without), model FLOP/s against a
+matmul measured in the same process, and peak memory on a GPU. The first epoch asks the target's whole head once per
+sample; later ones remember. `--profile` adds PyTorch's own table of operators.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
@@ -16,12 +18,14 @@ from dataclasses import dataclass
 import torch
 
 from eagle3_core.config import DraftShape, EvaluationConfig, TrainingConfig
-from eagle3_core.data.batches import Packing, pack, read_batch
 from eagle3_core.data.features import FeatureSample
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.matrices import Matrices
 from eagle3_core.model.target_weights import TargetWeights
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
+from eagle3_core.train.labels import Labels
+from eagle3_core.train.loader import batches
 from eagle3_core.train.loop import accumulate
 from eagle3_core.train.optim import AdamW, StepSums
 
@@ -47,35 +51,40 @@ class Setting:
 SETTINGS = {
     "demo": Setting(192, 6, 2, 32, 512, 2048, 1024, 10000.0, 230, 512, 1024, 2048),
     "S": Setting(4096, 32, 8, 128, 14336, 128256, 32000, 500000.0, 2350, 8192, 8192, 8192),
+    "K": Setting(7168, 64, 8, 128, 18432, 163840, 32000, 50000.0, 2350, 8192, 8192, 8192),
 }
 PROMPT_SHARE = 0.35
+DOCUMENTS = 512
+WARM_UP = 4
 
 
 class RandomFeatures:
-    """Enough random samples for a step."""
+    """Documents of random states, as stored: bfloat16. Lengths are lognormal, sigma 0.8, clipped, of the mean asked."""
 
     def __init__(self, setting: Setting, seed: int = 0) -> None:
-        """Draw lengths until a step is full."""
+        """Draw the lengths, and one pool of states that every document is cut from."""
         generator = torch.Generator().manual_seed(seed)
-        mu = math.log(setting.mean_tokens) - 0.8**2 / 2
-        self._setting, self._generator = setting, generator
-        self.lengths: list[int] = []
-        while sum(self.lengths) < setting.batch_tokens:
-            drawn = math.exp(mu + 0.8 * float(torch.randn((), generator=generator)))
-            self.lengths.append(int(min(max(drawn, 32), setting.longest)))
-        self.held_out, self.sample_ids = [False] * len(self.lengths), [str(i) for i in range(len(self.lengths))]
+        self._setting, spread = setting, torch.randn(DOCUMENTS, generator=generator)
+        low, high = 0.0, 12.0
+        for _ in range(60):
+            drawn = (((low + high) / 2) + 0.8 * spread).exp().clamp(32, setting.longest)
+            low, high = ((low + high) / 2, high) if drawn.mean() < setting.mean_tokens else (low, (low + high) / 2)
+        self.lengths = [int(length) for length in drawn]
+        self.held_out, self.sample_ids = [False] * DOCUMENTS, [str(index) for index in range(DOCUMENTS)]
         self.supervised = [length - int(length * PROMPT_SHARE) for length in self.lengths]
+        count = setting.longest + DOCUMENTS
+        self._ids = torch.randint(0, setting.vocab, (count,), generator=generator)
+        self._states = torch.randn(count, 4 * setting.hidden, generator=generator).bfloat16()
 
     def read(self, index: int) -> FeatureSample:
         """Return random states of the right shape."""
-        length, setting = self.lengths[index], self._setting
-        ids = torch.randint(0, setting.vocab, (length,), generator=self._generator)
-        states = torch.randn(length, 4 * setting.hidden, generator=self._generator)
+        length, rows = self.lengths[index], slice(index, index + self.lengths[index])
         mask = torch.arange(length) >= int(length * PROMPT_SHARE)
-        return FeatureSample(ids, mask, states[:, setting.hidden :], states[:, : setting.hidden])
+        states, width = self._states[rows], self._setting.hidden
+        return FeatureSample(self._ids[rows], mask, states[:, width:], states[:, :width])
 
 
-def make_job(setting: Setting, ttt_steps: int, precision: str, train_lm_head: bool) -> TrainJob:
+def make_job(setting: Setting, ttt_steps: int, precision: str, train_lm_head: bool, loss: str = "kl") -> TrainJob:
     """Return a job over random features and a random target."""
     sizes = DrafterArchitecture(
         hidden_size=setting.hidden, intermediate_size=setting.ffn, num_heads=setting.heads,
@@ -85,65 +94,78 @@ def make_job(setting: Setting, ttt_steps: int, precision: str, train_lm_head: bo
         aux_layers=(0, 1, 2), target_sha256="0" * 64, target_class="LlamaForCausalLM",
     )  # fmt: skip
     training = TrainingConfig(batch_tokens=setting.batch_tokens, row_tokens=setting.row_tokens, ttt_steps=ttt_steps,
-                              precision=precision)  # fmt: skip
-    head = torch.randn(setting.vocab, setting.hidden) * 0.05
+                              precision=precision, loss=loss)  # fmt: skip
+    torch.manual_seed(1)
+    quick = "cuda" if torch.cuda.is_available() else "cpu"  # a large target is a matter of a minute on a CPU
+    head = torch.randn(setting.vocab, setting.hidden, device=quick).cpu() * 0.05
     head[setting.draft_vocab :] *= 0.1  # so that nearly every greedy token is in the draft vocabulary
     head = head.bfloat16().float()  # as targets are stored
-    target = TargetWeights(torch.randn(setting.vocab, setting.hidden), head, torch.ones(setting.hidden))
+    target = TargetWeights(
+        torch.randn(setting.vocab, setting.hidden, device=quick).cpu(), head, torch.ones(setting.hidden)
+    )
     evaluation = EvaluationConfig(shapes=(DraftShape.from_name("7/1/8"),))
     ids = tuple(range(setting.draft_vocab))
     return TrainJob(training, evaluation, sizes, RandomFeatures(setting), target, ids, train_lm_head)
 
 
-def flops(job: TrainJob) -> float:
-    """Return the model FLOPs of one step as done here: a row without a loss costs only fc, a key and a value."""
+def flops(job: TrainJob, row: tuple[int, ...]) -> float:
+    """Return the model FLOPs of one row after the first epoch: a token without a loss costs fc, a key, a value."""
     sizes, K = job.sizes, job.training.ttt_steps
     D, U, wide = sizes.hidden_size, sizes.draft_vocab_size, sizes.num_heads * sizes.head_dim
     narrow = sizes.num_kv_heads * sizes.head_dim
-    rows, chains = sum(job.features.lengths), sum(job.features.supervised)
-    per_chain_step = D * (wide + 2 * narrow) + wide * D + 3 * D * sizes.intermediate_size + D * U
-    once = rows * (3 * D * D + D * (wide + 2 * narrow)) + chains * D * sizes.vocab_size / 3
-    pairs = sum(s * (length - s / 2) for length, s in zip(job.features.lengths, job.features.supervised, strict=True))
+    lengths, supervised = (
+        [values[sample] for sample in row] for values in (job.features.lengths, job.features.supervised)
+    )
+    tokens, chains = sum(lengths), sum(supervised)
+    head = D * U * (1.0 if job.train_lm_head else 2 / 3)
+    per_chain_step = D * (wide + 2 * narrow) + wide * D + 3 * D * sizes.intermediate_size + head
+    once = tokens * (2 * D * D + D * (wide + 4 * narrow)) + chains * D * U / 3
+    pairs = sum(s * (length - s / 2) for length, s in zip(lengths, supervised, strict=True))
     return 6.0 * (K * chains * per_chain_step + once) + 12.0 * wide * pairs * K
 
 
-def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, float | str]:
-    """Run and time the steps."""
+def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, float]:
+    """Run and time steps of one row each, through the loader training uses."""
     device = torch.device(arguments.device)
     job = make_job(setting, arguments.ttt_steps, arguments.precision, not arguments.freeze_head)
-    drafter, head, draft_to_target = job.build(device)
+    drafter, head = job.build(device)
+    labels = Labels(head, job.dtype)
     optimizer, sums = AdamW(drafter, job.training), StepSums(drafter, arguments.ttt_steps, device)
-    packing = Packing(setting.row_tokens, setting.batch_tokens)
-    rows = pack(job.features.lengths, range(len(job.features.lengths)), packing.row_tokens)
-    batches = [read_batch(job.features, row, device) for row in rows]
+    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
+    rows = [row for step in job.order.epoch(0) for row in step]
+    warm_up, rows = rows[:WARM_UP], rows[WARM_UP : WARM_UP + arguments.steps]
+    ahead = batches(job.features, itertools.chain(warm_up, rows * 3), device, job.dtype)
 
     def step() -> None:
         sums.clear()
-        for batch in batches:
-            accumulate(job, drafter, batch, head, draft_to_target, sums)
+        accumulate(job, drafter, next(ahead), labels, sums)
         sums.finish(Ranks.alone(), 1.0)
-        optimizer.step(sums.gradients, 1e-4)
+        optimizer.step(sums, 1e-4)
+        drafter.matrices.refresh()
+        sums.read()
 
-    for _ in range(2):
-        step()
-    times = []
-    for _ in range(arguments.steps):
+    def timed(count: int) -> tuple[float, float]:
         wall, cpu = time.perf_counter(), time.process_time()
-        step()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append((time.perf_counter() - wall, time.process_time() - cpu))
+        for _ in range(count):
+            step()
+        return time.perf_counter() - wall, time.process_time() - cpu
+
+    compiling, _ = timed(WARM_UP)
+    first, _ = timed(len(rows))
+    wall, cpu = timed(len(rows))
     if arguments.profile:
         with torch.profiler.profile() as profile:
-            step()
+            timed(2)
         key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
-        print(profile.key_averages().table(sort_by=key, row_limit=25, max_name_column_width=45))
-    wall, cpu = sorted(times)[len(times) // 2]
-    tokens = sum(job.features.lengths)
-    memory = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else 0.0
-    return {"ms_per_step": 1e3 * wall, "tokens_per_s": tokens / wall, "tokens_per_cpu_s": tokens / cpu,
-            "gflop_per_step": flops(job) / 1e9, "gflops_per_cpu_s": flops(job) / cpu / 1e9,
-            "matmul_gflops": matmul_gflops(device), "peak_gib": memory}  # fmt: skip
+        print(profile.key_averages().table(sort_by=key, row_limit=60, max_name_column_width=70))
+    tokens = sum(job.features.lengths[sample] for row in rows for sample in row)
+    work, peak = sum(flops(job, row) for row in rows) / 1e9, matmul_gflops(device)
+    on_cpu = {"tokens_per_cpu_s": tokens / cpu, "gflops_per_cpu_s": work / cpu}
+    on_gpu = {"mfu_percent": 100 * work / wall / peak, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
+    return {"ms_per_step": 1e3 * wall / len(rows), "tokens_per_s": tokens / wall,
+            "first_epoch_tokens_per_s": tokens / first, "tokens_per_step": tokens / len(rows),
+            "compile_s": compiling, "gflop_per_step": work / len(rows), "matmul_gflops": peak,
+            **(on_gpu if device.type == "cuda" else on_cpu)}  # fmt: skip
 
 
 def matmul_gflops(device: torch.device) -> float:

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from eagle3_core.data.order import epoch_generator, epoch_order
 from eagle3_core.errors import InputError
 
-if TYPE_CHECKING:
-    import torch
-
 WINDOW = 4096
 """Samples packed together: at 4096 a lognormal length mix fills rows to 99.9 %."""
-
-READERS = 4
-"""Samples read at once: from a bucket each waits for several answers."""
 
 Row = tuple[int, ...]
 """Samples of one packed row, by index."""
@@ -152,48 +145,3 @@ class Samples(Protocol):
 
     def read(self, index: int) -> Any:
         """Return input_ids [T], loss_mask [T], aux_hidden_states [T, A*D] and last_hidden_state [T, D]."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One packed row on its device: N tokens of whole samples, concatenated."""
-
-    lengths: tuple[int, ...]
-    input_ids: torch.Tensor  # int64 [N]
-    loss_mask: torch.Tensor  # bool [N]
-    aux_hidden_states: torch.Tensor  # float32 [N, A*D]
-    last_hidden_state: torch.Tensor  # float32 [N, D], after the target's final norm
-
-
-def read_batch(features: Samples, row: Row, device: torch.device | str = "cpu") -> Batch:
-    """Read the samples of a row."""
-    return _batch([features.read(index) for index in row], device)
-
-
-def read_ahead(features: Samples, rows: Iterable[Row], device: torch.device | str = "cpu") -> Iterator[Batch]:
-    """Yield the batches of `rows` in order; samples of the next row are read while the caller works on this one."""
-    with ThreadPoolExecutor(READERS, thread_name_prefix="read-ahead") as pool:
-        waiting: list[Future[Any]] | None = None
-        for row in rows:
-            following = [pool.submit(features.read, index) for index in row]
-            if waiting is not None:
-                yield _batch([sample.result() for sample in waiting], device)
-            waiting = following
-        if waiting is not None:
-            yield _batch([sample.result() for sample in waiting], device)
-
-
-def _batch(samples: Sequence[Any], device: torch.device | str) -> Batch:
-    import torch
-
-    def joined(name: str, dtype: torch.dtype) -> torch.Tensor:
-        parts = torch.cat([getattr(sample, name) for sample in samples])
-        return parts.to(device, non_blocking=True).to(dtype)
-
-    return Batch(
-        tuple(len(sample.input_ids) for sample in samples),
-        joined("input_ids", torch.int64),
-        joined("loss_mask", torch.bool),
-        joined("aux_hidden_states", torch.float32),
-        joined("last_hidden_state", torch.float32),
-    )

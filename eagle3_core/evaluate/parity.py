@@ -58,7 +58,8 @@ def trained_logits(network: Eagle3Drafter) -> Logits:
         length = sample.input_ids.numel()
         chains = Chains.build(torch.arange(length) >= sample.first, [length])
         with torch.no_grad():
-            return torch.stack(list(unroll(network, sample.input_ids, sample.aux_hidden_states, chains, steps)))
+            carried = unroll(network, sample.input_ids, sample.aux_hidden_states, chains, steps)
+            return torch.stack([network.logits(states) for states in carried])
 
     return logits
 

@@ -1,11 +1,11 @@
-"""One softmax over a document's true history and a chain's own keys: two ways to compute the same.
+"""One softmax over a document's true history and a chain's own keys.
 
-Letters: N token rows, R chain rows, k own keys per chain, H query heads, d head width. Key and value heads are already
-repeated to H.
+Letters: N token rows, R chain rows, k own keys per chain, H query heads, G key and value heads, d head width.
 
-`dense` writes the scores out and lets autograd do the rest: any device, memory grows with R times document length.
 `merged` runs PyTorch's flash kernel over the history and folds the own keys in by the log of the softmax denominator;
-its backward pass hands the kernel the denominator of the whole softmax, so that nothing is approximated. CPU only.
+its backward pass hands the kernel the denominator of the whole softmax, so that nothing is approximated. It is the way
+of CPUs and GPUs alike, and needs no compiler and no more shared memory than any card has. `dense` writes the scores out
+and lets autograd do the rest: the plain reading, and the way of float32 on a GPU, which has no flash kernel.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
+
+from eagle3_core.model import flash
+from eagle3_core.model.pointwise import fused
+
+HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,72 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
+class Asking:
+    """The part of each document that asks: from its first chain to its end, Q rows in all.
+
+    A flash kernel aligns the ends of queries and tokens, so the part has to end with its document.
+    """
+
+    places: torch.Tensor  # int64 [R], where each chain is among the Q
+    bounds: torch.Tensor  # int32 [documents + 1], cumulated lengths of the parts
+    count: int  # Q
+    longest: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], chains: Sequence[int], rows: torch.Tensor) -> Asking:
+        """Find the parts; a document without a chain keeps its last token."""
+        places, bounds, start, first = [], [0], 0, 0
+        for length, count in zip(lengths, chains, strict=True):
+            skipped = int(rows[first]) - start if count else length - 1
+            places.append(rows[first : first + count] - start - skipped + bounds[-1])
+            bounds.append(bounds[-1] + length - skipped)
+            start, first = start + length, first + count
+        longest = max(b - a for a, b in pairwise(bounds))
+        return cls(torch.cat(places), torch.tensor(bounds, dtype=torch.int32), bounds[-1], longest)
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The samples of a packed row, and where their chains are."""
+
+    lengths: tuple[int, ...]
+    chains: tuple[int, ...]  # how many chains each document has
+    rows: torch.Tensor  # int64 [R], slots of the chains in the packed row, rising
+    bounds: torch.Tensor  # int32 [documents + 1], cumulated lengths
+    asking: Asking
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], chains: Sequence[int], rows: torch.Tensor) -> Documents:
+        """Describe documents of these `lengths` that have so many `chains` each, at `rows`."""
+        bounds = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32)
+        return cls(tuple(lengths), tuple(chains), rows, bounds, Asking.of(lengths, chains, rows))
+
+    def to(self, device: torch.device) -> Documents:
+        """Return the same on a device."""
+        asking = self.asking
+        moved = Asking(asking.places.to(device), asking.bounds.to(device), asking.count, asking.longest)
+        return Documents(self.lengths, self.chains, self.rows.to(device), self.bounds.to(device), moved)
+
+    @cached_property
+    def each(self) -> list[Document]:
+        """Return them one by one, with their biases."""
+        found, start, first = [], 0, 0
+        for length, chains in zip(self.lengths, self.chains, strict=True):
+            slots = self.rows[first : first + chains] - start
+            later = torch.arange(length, device=slots.device)[None, :] > slots[:, None]
+            bias = torch.zeros(later.shape, device=slots.device).masked_fill_(later, -math.inf)
+            found.append(Document(start, start + length, first, first + chains, bias))
+            start, first = start + length, first + chains
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class History:
-    """Step-0 keys and values [H, N, d], and which rows belong together."""
+    """Step-0 keys and values [N, G, d], and which rows belong together."""
 
     keys: torch.Tensor
     values: torch.Tensor
-    documents: Sequence[Document]
+    documents: Documents
 
 
 def attend(
@@ -44,40 +111,42 @@ def attend(
     """Return attention's output [R, H*d].
 
     Args:
-        queries: [H, R, d].
+        queries: [R, H, d].
         history: What every chain of a document shares, up to its own slot.
-        keys: The chain's own, k times [H, R, d].
+        keys: The chain's own, k times [R, G, d].
         values: The same.
     """
-    if queries.device.type == "cpu":
-        # Autocast leaves queries and keys, fresh from RoPE, in float32 and values in half precision.
-        merged: Callable[..., torch.Tensor] = _Merged.apply
-        shared = (queries.float(), history.keys.float(), history.values.float())
-        own = [tensor.float() for tensor in (*keys, *values)]
-        out = merged(*shared, history.documents, len(keys), *own).to(history.values.dtype)
-    else:
-        out = dense(queries, history, keys, values)
-    return out.transpose(0, 1).flatten(1)
+    if queries.is_cuda and queries.dtype not in HALF:
+        return dense(queries, history, keys, values).flatten(1)
+    merged: Callable[..., torch.Tensor] = _Merged.apply
+    return merged(queries, history.keys, history.values, history.documents, len(keys), *keys, *values).flatten(1)
 
 
 def dense(
     queries: torch.Tensor, history: History, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return [H, R, d] by writing out the scores, document by document."""
-    scaled = queries / math.sqrt(queries.shape[-1])
-    own = [(scaled * key).sum(-1, keepdim=True) for key in keys]
+    """Return [R, H, d] by writing out the scores, document by document."""
+    groups = queries.shape[1] // history.keys.shape[1]
+    scaled = queries.transpose(0, 1) / math.sqrt(queries.shape[-1])
+    shared_keys, shared_values = (_by_head(tensor, groups) for tensor in (history.keys, history.values))
+    own_keys, own_values = ([_by_head(tensor, groups) for tensor in own] for own in (keys, values))
+    own = [(scaled * key).sum(-1, keepdim=True) for key in own_keys]
     outputs = []
-    for document in history.documents:
+    for document in history.documents.each:
         rows, tokens = slice(document.first, document.last), slice(document.start, document.end)
-        block = scaled[:, rows] @ history.keys[:, tokens].transpose(1, 2) + document.bias
-        scores = torch.cat([block, *(score[:, rows].to(block.dtype) for score in own)], dim=-1)
-        weights = scores.softmax(-1, dtype=torch.float32).to(history.values.dtype)
+        block = scaled[:, rows] @ shared_keys[:, tokens].transpose(1, 2) + document.bias
+        weights = torch.cat([block, *(score[:, rows] for score in own)], dim=-1).softmax(-1, dtype=torch.float32)
         length = document.end - document.start
-        out = weights[..., :length] @ history.values[:, tokens]
-        for index, value in enumerate(values):
+        out = weights[..., :length] @ shared_values[:, tokens]
+        for index, value in enumerate(own_values):
             out = out + weights[..., length + index, None] * value[:, rows]
         outputs.append(out)
-    return torch.cat(outputs, dim=1)
+    return torch.cat(outputs, dim=1).transpose(0, 1).to(queries.dtype)
+
+
+def _by_head(heads: torch.Tensor, groups: int) -> torch.Tensor:
+    """Let every query head have its own copy of the key or value head it shares: [N, G, d] to [H, N, d]."""
+    return heads.repeat_interleave(groups, dim=1).transpose(0, 1)
 
 
 class _Merged(torch.autograd.Function):
@@ -85,57 +154,71 @@ class _Merged(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, documents: Sequence[Document],
-        count: int, *own: torch.Tensor,
+        ctx: Any, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, documents: Documents, count: int,
+        *own: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        out, logs = torch.empty_like(queries), queries.new_empty(queries.shape[:2])
-        for document in documents:
-            rows, tokens = slice(document.first, document.last), slice(document.start, document.end)
-            if document.first == document.last:
-                continue
-            part, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                queries[None, :, rows], keys[None, :, tokens], values[None, :, tokens], attn_mask=document.bias
-            )
-            out[:, rows], logs[:, rows] = part[0], log[0]
-        scores = _scores(queries, own[:count])
-        whole = torch.cat((logs[None], scores)).logsumexp(0)
-        out *= (logs - whole).exp()[..., None]
-        for score, value in zip(scores, own[count:], strict=True):
-            out.addcmul_((score - whole).exp()[..., None], value)
-        ctx.save_for_backward(queries, keys, values, out, whole, *own)
+        out, logs = flash.forward(queries, keys, values, documents)
+        if count:
+            out, logs = fold(queries, torch.stack(own[:count], 1), torch.stack(own[count:], 1), out, logs)
+        ctx.save_for_backward(queries, keys, values, out, logs, *own)
         ctx.documents, ctx.count = documents, count
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
         (grad,) = gradients
-        queries, keys, values, out, whole, *own = ctx.saved_tensors
+        queries, keys, values, out, logs, *own = ctx.saved_tensors
         grad = grad.contiguous()
-        grad_queries = torch.zeros_like(queries)
-        grad_keys, grad_values = torch.zeros_like(keys), torch.zeros_like(values)
-        for document in ctx.documents:
-            rows, tokens = slice(document.first, document.last), slice(document.start, document.end)
-            if document.first == document.last:
-                continue
-            parts = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-                grad[None, :, rows], queries[None, :, rows], keys[None, :, tokens], values[None, :, tokens],
-                out[None, :, rows], whole[None, :, rows], 0.0, False, attn_mask=document.bias,
-            )  # fmt: skip
-            grad_queries[:, rows], grad_keys[:, tokens], grad_values[:, tokens] = (part[0] for part in parts)
-        own_keys, own_values = own[: ctx.count], own[ctx.count :]
-        scale, shared = 1.0 / math.sqrt(queries.shape[-1]), (grad * out).sum(-1)
-        grad_own_keys, grad_own_values = [], []
-        for score, key, value in zip(_scores(queries, own_keys), own_keys, own_values, strict=True):
-            weight = (score - whole).exp()
-            of_score = (weight * ((grad * value).sum(-1) - shared) * scale)[..., None]
-            grad_queries.addcmul_(of_score, key)
-            grad_own_keys.append(of_score * queries)
-            grad_own_values.append(weight[..., None] * grad)
-        return grad_queries, grad_keys, grad_values, None, None, *grad_own_keys, *grad_own_values
+        of_queries, of_keys, of_values = flash.backward(grad, queries, keys, values, out, logs, ctx.documents)
+        of_own: list[torch.Tensor] = []
+        if ctx.count:
+            own_keys, own_values = torch.stack(own[: ctx.count], 1), torch.stack(own[ctx.count :], 1)
+            of_queries, first, second = unfold(queries, own_keys, own_values, out, logs, grad, of_queries)
+            of_own = [*first.unbind(1), *second.unbind(1)]
+        return of_queries, of_keys, of_values, None, None, *of_own
 
 
-def _scores(queries: torch.Tensor, own_keys: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the scaled scores [k, H, R] of each chain with its own keys."""
-    scale = 1.0 / math.sqrt(queries.shape[-1])
-    scores = [(queries * key).sum(-1) * scale for key in own_keys]
-    return torch.stack(scores) if scores else queries.new_empty((0, *queries.shape[:2]))
+@fused(1, 2, 2, 1, 1)
+def fold(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, logs: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add own keys and values [R, k, G, d] to a softmax whose output [R, H, d] and log denominator [R, H] are known."""
+    scores = _scores(queries, keys)
+    whole = torch.cat((logs[:, None], scores), dim=1).logsumexp(1)
+    grouped = (scores - whole[:, None]).exp().unflatten(2, (values.shape[2], -1))[..., None]
+    added = (grouped * values.float()[:, :, :, None]).sum(1).flatten(1, 2)
+    return (out.float() * (logs - whole).exp()[..., None] + added).to(out.dtype), whole
+
+
+@fused(1, 2, 2, 1, 1, 1, 1)
+def unfold(
+    queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, logs: torch.Tensor,
+    grad: torch.Tensor, of_queries: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """Return the gradients of queries [R, H, d], own keys and own values [R, k, G, d] of the whole softmax.
+
+    Args:
+        queries: [R, H, d].
+        keys: The chains' own.
+        values: The same.
+        out: Output of the whole softmax, [R, H, d].
+        logs: Its log denominator, [R, H].
+        grad: Gradient of `out`.
+        of_queries: The part of the queries' gradient that the history gave.
+    """
+    groups = (keys.shape[2], -1)
+    asked, arrived = (tensor.float().unflatten(1, groups)[:, None] for tensor in (queries, grad))
+    weights = (_scores(queries, keys) - logs[:, None]).exp().unflatten(2, groups)
+    shared = (arrived * out.float().unflatten(1, groups)[:, None]).sum(-1)
+    of_scores = weights * ((arrived * values.float()[:, :, :, None]).sum(-1) - shared) / math.sqrt(queries.shape[-1])
+    added = (of_scores[..., None] * keys.float()[:, :, :, None]).sum(1).flatten(1, 2)
+    of_keys = (of_scores[..., None] * asked).sum(3).to(keys.dtype)
+    of_values = (weights[..., None] * arrived).sum(3).to(values.dtype)
+    return (of_queries.float() + added).to(queries.dtype), of_keys, of_values
+
+
+def _scores(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """Return the scaled scores [R, k, H] of each chain with its own keys [R, k, G, d], in float32."""
+    grouped = queries.float().unflatten(1, (keys.shape[2], -1))[:, None]
+    scores: torch.Tensor = (grouped * keys.float()[:, :, :, None]).sum(-1) / math.sqrt(queries.shape[-1])
+    return scores.flatten(2)

@@ -7,14 +7,19 @@ width. The arithmetic is that of SGLang's `LlamaForCausalLMEagle3`; parameters a
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch import nn
 from torch.nn import functional
 
 from eagle3_core.model.architecture import DrafterArchitecture
-from eagle3_core.model.rope import inverse_frequencies, rotate
+from eagle3_core.model.matrices import Matrices
+from eagle3_core.model.pointwise import rms_norm, swiglu, turn
+from eagle3_core.model.rope import inverse_frequencies
 
 NORMAL_STD = 0.02
+ALL = slice(None)
 
 Rope = tuple[torch.Tensor, torch.Tensor]
 
@@ -30,11 +35,11 @@ class RmsNorm(nn.Module):
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
         """Return `states` [..., width], normed, in its own dtype."""
-        return functional.rms_norm(states.float(), self.weight.shape, self.weight, self._eps).to(states.dtype)
+        return rms_norm(states, self.weight, self._eps)
 
 
 class Attention(nn.Module):
-    """The projections; who attends to whom is the unroll's business."""
+    """The projections, q, k and v side by side; who attends to whom is the unroll's business."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
         """Allocate q, k, v over [embedding, carried state] and o."""
@@ -47,7 +52,7 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """SwiGLU."""
+    """SwiGLU; gate and up lie side by side."""
 
     def __init__(self, sizes: DrafterArchitecture) -> None:
         """Allocate the three projections."""
@@ -55,11 +60,6 @@ class Mlp(nn.Module):
         self.gate_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
         self.up_proj = nn.Linear(sizes.hidden_size, sizes.intermediate_size, bias=False)
         self.down_proj = nn.Linear(sizes.intermediate_size, sizes.hidden_size, bias=False)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Map [N, D] to [N, D]."""
-        out: torch.Tensor = self.down_proj(functional.silu(self.gate_proj(states)) * self.up_proj(states))
-        return out
 
 
 class Layer(nn.Module):
@@ -76,9 +76,13 @@ class Layer(nn.Module):
 
 
 class Eagle3Drafter(nn.Module):
-    """The drafter. `embed_tokens` is the target's, frozen, and not part of the saved parameters."""
+    """The drafter. `embed_tokens` is the target's, frozen, and not part of the saved parameters.
+
+    In training `matrices` multiplies and sums weight gradients; without it autograd does, in float32.
+    """
 
     embed_tokens: torch.Tensor
+    matrices: Matrices | None = None
     _frequencies: torch.Tensor
 
     def __init__(self, sizes: DrafterArchitecture, embed_tokens: torch.Tensor, *, train_lm_head: bool = True) -> None:
@@ -108,10 +112,16 @@ class Eagle3Drafter(nn.Module):
             self.lm_head.weight.copy_(head_rows)
             self.norm.weight.copy_(final_norm)
 
+    def multiply(self, states: torch.Tensor, names: Sequence[str], columns: slice = ALL) -> torch.Tensor:
+        """Return `states` [N, columns] times the matrices of `names`, side by side: [N, sum of rows]."""
+        if self.matrices is not None:
+            return self.matrices.multiply(states, names, columns)
+        products = [functional.linear(states, self.get_parameter(name)[:, columns]) for name in names]
+        return products[0] if len(products) == 1 else torch.cat(products, dim=-1)
+
     def fuse(self, aux_hidden_states: torch.Tensor) -> torch.Tensor:
         """Return the first carried state [N, D] from aux hidden states [N, A*D], low layer first."""
-        out: torch.Tensor = self.fc(aux_hidden_states)
-        return out
+        return self.multiply(aux_hidden_states, ["fc.weight"])
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Return normed embeddings [N, D] of target ids [N]."""
@@ -119,49 +129,51 @@ class Eagle3Drafter(nn.Module):
         return out
 
     def rope(self, positions: torch.Tensor) -> Rope:
-        """Return cos and sin [N, d/2] in float32 for positions [N]."""
+        """Return cos and signed sin [N, d] in float32 for positions [N], as `pointwise.turn` takes them."""
         angles = positions[:, None].float() * self._frequencies
-        return angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
+        cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
-    def queries(self, read: torch.Tensor, normed: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Return q [H, N, d] from the embedding's part of it and the normed carried state [N, D]."""
-        return rotate(self._project("q", read, normed), *rope)
+    def read(self, embedded: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the parts of q, k and v [N, h*d] that the token's embedding [N, D] decides, at every TTT step."""
+        return self._project("qkv", embedded, slice(0, self.sizes.hidden_size))
 
-    def keys(self, read: torch.Tensor, normed: torch.Tensor, rope: Rope) -> torch.Tensor:
-        """Return k, repeated to [H, N, d]."""
-        return self._repeat(rotate(self._project("k", read, normed), *rope))
+    def heads(
+        self, wanted: str, read: Mapping[str, torch.Tensor], normed: torch.Tensor, rope: Rope
+    ) -> dict[str, torch.Tensor]:
+        """Return those of q [N, H, d], k and v [N, G, d] that are `wanted`, for example "kv"; q and k are rotated.
 
-    def values(self, read: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        """Return v, repeated to [H, N, d]."""
-        return self._repeat(self._project("v", read, normed))
+        Args:
+            wanted: Their letters.
+            read: The embedding's part of each.
+            normed: Normed carried states [N, D].
+            rope: Of the rows' positions.
+        """
+        own = self._project(wanted, normed, slice(self.sizes.hidden_size, None))
+        width = self.sizes.head_dim
+        return {
+            name: (read[name] + own[name]).unflatten(-1, (-1, width))
+            if name == "v"
+            else turn(read[name], own[name], *rope, own[name].shape[-1] // width)
+            for name in wanted
+        }
 
-    def embedding_part(self, name: str, embedded: torch.Tensor) -> torch.Tensor:
-        """Return the part of q, k or v that the token's embedding [N, D] decides, the same at every TTT step."""
-        return functional.linear(embedded, self._projection(name)[:, : self.sizes.hidden_size])
-
-    def _projection(self, name: str) -> torch.Tensor:
-        weight: torch.Tensor = getattr(self.layer.self_attn, f"{name}_proj").weight
-        return weight
-
-    def _project(self, name: str, read: torch.Tensor, normed: torch.Tensor) -> torch.Tensor:
-        weight = self._projection(name)[:, self.sizes.hidden_size :]
-        out = read + functional.linear(normed, weight)
-        return out.view(len(out), -1, self.sizes.head_dim).transpose(0, 1)
-
-    def _repeat(self, heads: torch.Tensor) -> torch.Tensor:
-        """Let every query head have its own copy of the key or value head it shares."""
-        return heads.repeat_interleave(self.sizes.num_heads // self.sizes.num_kv_heads, dim=0)
+    def _project(self, wanted: str, states: torch.Tensor, columns: slice) -> dict[str, torch.Tensor]:
+        sizes = self.sizes
+        rows = [sizes.head_dim * (sizes.num_heads if name == "q" else sizes.num_kv_heads) for name in wanted]
+        out = self.multiply(states, [f"layer.self_attn.{name}_proj.weight" for name in wanted], columns)
+        return dict(zip(wanted, out.split(rows, dim=-1), strict=True))
 
     def finish(self, carried: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
         """Return the next carried state [N, D], before the last norm, from attention's output [N, H*d].
 
         The residual is the carried state before its norm.
         """
-        residual = carried + self.layer.self_attn.o_proj(attended)
-        out: torch.Tensor = residual + self.layer.mlp(self.layer.post_attention_layernorm(residual))
-        return out
+        residual = carried + self.multiply(attended, ["layer.self_attn.o_proj.weight"])
+        normed = self.layer.post_attention_layernorm(residual)
+        gate_and_up = self.multiply(normed, ["layer.mlp.gate_proj.weight", "layer.mlp.up_proj.weight"])
+        return residual + self.multiply(swiglu(gate_and_up), ["layer.mlp.down_proj.weight"])
 
     def logits(self, carried: torch.Tensor) -> torch.Tensor:
         """Return logits [N, U]; the norm always comes before the head."""
-        out: torch.Tensor = self.lm_head(self.norm(carried))
-        return out
+        return self.multiply(self.norm(carried), ["lm_head.weight"])

@@ -1,7 +1,7 @@
 """What a chain should have said, how wrong it was, and how often it was right.
 
-Letters: R chain rows, U draft vocab, V target vocab, K TTT steps. Labels of row r at step k are those of row r+k at
-step 0 (see `unroll.Chains`), so the teacher is computed once per row and shifted by views.
+Letters: R chain rows, D width, U draft vocab, V target vocab, K TTT steps. Labels of row r at step k are those of row
+r+k at step 0 (see `unroll.Chains`), so the teacher is computed once per row and shifted by views.
 """
 
 from __future__ import annotations
@@ -11,42 +11,81 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
+from eagle3_core.model.pointwise import fused
+
 LK_SHARPNESS = 3.0
 """How fast the LK loss turns from imitation to acceptance as the overlap grows."""
+
+AT_ONCE = 2**27
+"""Target logits held at a time, half a GiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class Teacher:
     """The target's view of each row's label at step 0."""
 
-    probabilities: torch.Tensor  # [R, U], renormalised over the draft vocab
-    entropy: torch.Tensor  # [R], of `probabilities`
+    probabilities: torch.Tensor  # [R, U], renormalised over the draft vocab, in the precision of training
+    entropy: torch.Tensor  # float32 [R], of `probabilities`
     token: torch.Tensor  # int64 [R], draft id of the target's greedy token, or -1 where it is not in the draft vocab
 
+
+@dataclass(frozen=True, slots=True)
+class TargetHead:
+    """The target's head [V, D], the rows of the draft vocab first and in its order."""
+
+    rows: torch.Tensor
+    draft_vocab_size: int
+
     @classmethod
-    def judge(cls, last_hidden_state: torch.Tensor, head: torch.Tensor, draft_to_target: torch.Tensor) -> Teacher:
-        """Ask the target's head.
+    def of(cls, head: torch.Tensor, draft_to_target: torch.Tensor) -> TargetHead:
+        """Put the rows of `draft_to_target`, int64 [U] absolute target ids, before the others."""
+        others = torch.ones(len(head), dtype=torch.bool)
+        others[draft_to_target] = False
+        return cls(torch.cat((head[draft_to_target], head[others])), len(draft_to_target))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> TargetHead:
+        """Return the head on `device`; in `dtype` only if that rounds nothing, as float32 has no tensor cores."""
+        lossless = torch.equal(self.rows.to(dtype).float(), self.rows)
+        return TargetHead(self.rows.to(device, dtype if lossless else None), self.draft_vocab_size)
+
+    @torch.no_grad()
+    def greedy(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the draft id of the target's greedy token over the whole vocab, int64 [R], or -1.
+
+        Where two tie, one in the draft vocab is taken. Given one sample at a time, a token does not depend on what
+        else is in its row.
+        """
+        parts = [_product(part, self.rows).argmax(-1) for part in states.split(max(1, AT_ONCE // len(self.rows)))]
+        found = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=states.device)
+        return torch.where(found < self.draft_vocab_size, found, -1)
+
+    @torch.no_grad()
+    def teach(self, states: torch.Tensor, token: torch.Tensor, dtype: torch.dtype = torch.float32) -> Teacher:
+        """Judge states [R, D] at the labels' own positions, after the target's final norm.
 
         Args:
-            last_hidden_state: [R, D] at the label's own position, after the target's final norm.
-            head: [V, D], float32, or bfloat16 on a GPU, where the products are then summed in float32 by tensor cores.
-            draft_to_target: int64 [U], absolute target ids, rising.
+            states: The target's last hidden states.
+            token: From `greedy`.
+            dtype: Of the probabilities.
         """
-        with torch.no_grad():
-            logits = target_logits(last_hidden_state, head)
-            greedy = logits.argmax(-1)
-            slot = torch.searchsorted(draft_to_target, greedy).clamp(max=len(draft_to_target) - 1)
-            token = torch.where(draft_to_target[slot] == greedy, slot, -1)
-            log_probabilities = logits[:, draft_to_target].log_softmax(-1)
-            probabilities = log_probabilities.exp()
-        return cls(probabilities, -(probabilities * log_probabilities).sum(-1), token)
+        rows = self.rows[: self.draft_vocab_size]
+        parts = [soften(_product(part, rows), dtype) for part in states.split(max(1, AT_ONCE // len(rows)))]
+        probabilities, entropy = (torch.cat(part) for part in zip(*parts, strict=True))
+        return Teacher(probabilities, entropy, token)
 
 
-def target_logits(last_hidden_state: torch.Tensor, head: torch.Tensor) -> torch.Tensor:
-    """Return float32 logits [R, V]; a bfloat16 head multiplies states rounded like it, and nothing else is rounded."""
-    if head.dtype == torch.bfloat16 and head.is_cuda:
-        return torch.mm(last_hidden_state.to(head.dtype), head.T, out_dtype=torch.float32)
-    return functional.linear(last_hidden_state, head.to(last_hidden_state.dtype)).float()
+def _product(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Return float32 logits; half-precision rows multiply states rounded like them, summed in float32."""
+    if rows.dtype != torch.float32 and rows.is_cuda:
+        return torch.mm(states.to(rows.dtype), rows.T, out_dtype=torch.float32)
+    return functional.linear(states.float(), rows.float())
+
+
+@fused(1)
+def soften(logits: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return probabilities [R, U], rounded to `dtype`, and their entropy."""
+    probabilities = logits.softmax(-1).to(dtype)
+    return probabilities, torch.special.entr(probabilities.float()).sum(-1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +106,7 @@ def judge_step(
     used = len(logits) - step
     logits, label = logits[:used].float(), teacher.token[step:]
     weight = (supervised[:used] & (label >= 0)).float()
-    per_row = divergence(logits, teacher.probabilities[step:], teacher.entropy[step:], kind)
+    per_row = divergence(logits, teacher.probabilities[step:].float(), teacher.entropy[step:], kind)
     # Rows without a label may hold anything, NaN included, which a product with 0 would let through.
     loss = torch.where(weight > 0, per_row, 0.0).sum()
     correct = torch.zeros_like(supervised)

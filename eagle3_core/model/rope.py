@@ -31,9 +31,3 @@ def inverse_frequencies(architecture: DrafterArchitecture) -> tuple[torch.Tensor
     )
     frequencies, factor = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"))
     return frequencies.float(), float(factor)
-
-
-def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate `states` [heads, N, d] by `cos` and `sin` [N, d/2]; halves are paired as in Llama (NeoX style)."""
-    first, second = states.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

@@ -10,14 +10,14 @@ what a server has in its cache, because it rewrites the keys of accepted tokens 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from eagle3_core.model.attention import Document, History, attend
+from eagle3_core.model.attention import Documents, History, attend
 from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.model.pointwise import pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +32,22 @@ class Chains:
     rows: torch.Tensor  # int64 [R], slots, rising
     depth: torch.Tensor  # int64 [R], supervised steps of the chain, at least 1
     positions: torch.Tensor  # int64 [N], from 0 in every document
-    documents: tuple[Document, ...]
+    documents: Documents
 
     @classmethod
     def build(cls, loss_mask: torch.Tensor, lengths: Sequence[int]) -> Chains:
-        """Find the chains of documents of the given lengths, concatenated; `loss_mask` is bool [N]."""
-        depths, documents, position, first = [], [], 0, 0
-        for length in lengths:
-            depth = _supervised_steps(loss_mask[position : position + length])
-            slots = depth.nonzero().flatten()
-            later = torch.arange(length, device=slots.device)[None, :] > slots[:, None]
-            bias = torch.zeros(later.shape, device=slots.device).masked_fill_(later, -math.inf)
-            documents.append(Document(position, position + length, first, first + len(slots), bias))
-            depths.append(depth)
-            position, first = position + length, first + len(slots)
-        depth = torch.cat(depths)
+        """Find the chains of documents of the given lengths, concatenated; `loss_mask` is bool [N], on the CPU."""
+        parts = loss_mask.split(list(lengths))
+        depths = [_supervised_steps(part) for part in parts]
+        depth, counts = torch.cat(depths), tuple(int((part > 0).sum()) for part in depths)
         rows = depth.nonzero().flatten()
         starts = torch.cat([torch.arange(length, device=rows.device) for length in lengths])
-        return cls(rows, depth[rows], starts, tuple(documents))
+        return cls(rows, depth[rows], starts, Documents.of(lengths, counts, rows))
+
+    def to(self, device: torch.device) -> Chains:
+        """Return the same on a device."""
+        documents = self.documents.to(device)
+        return Chains(documents.rows, self.depth.to(device), self.positions.to(device), documents)
 
     def supervised(self, step: int) -> torch.Tensor:
         """Return bool [R]: the chains with a loss at `step`."""
@@ -69,7 +67,7 @@ def _supervised_steps(loss_mask: torch.Tensor) -> torch.Tensor:
 def unroll(
     drafter: Eagle3Drafter, input_ids: torch.Tensor, aux_hidden_states: torch.Tensor, chains: Chains, steps: int
 ) -> Iterator[torch.Tensor]:
-    """Yield draft logits [R, U] for steps 0 ... steps-1.
+    """Yield carried states [R, D] after steps 0 ... steps-1; `drafter.logits` reads them.
 
     Inputs are always the true tokens. Rows whose chain is not supervised at a step hold numbers without meaning.
 
@@ -81,20 +79,21 @@ def unroll(
         steps: K.
     """
     carried = drafter.fuse(aux_hidden_states)
-    embedded = drafter.embed(input_ids).roll(-1, 0)  # slot t reads token t+1
-    read = {name: drafter.embedding_part(name, embedded) for name in ("q", "k", "v")}
+    read = drafter.read(drafter.embed(input_ids.roll(-1)))  # slot t reads token t+1
     rows, normed, rope = chains.rows, drafter.layer.hidden_norm(carried), drafter.rope(chains.positions)
-    keys, values = drafter.keys(read["k"], normed, rope), drafter.values(read["v"], normed)
-    history, carried = History(keys, values, chains.documents), carried[rows]
+    shared = drafter.heads("kv", read, normed, rope)
+    history, carried = History(shared["k"], shared["v"], chains.documents), pick(carried, rows)
     own_keys: list[torch.Tensor] = []
     own_values: list[torch.Tensor] = []
     for step in range(steps):
         normed = drafter.layer.hidden_norm(carried)
         rope = drafter.rope(chains.positions[rows] + step)
-        token = (rows + step).clamp(max=len(input_ids) - 1)
-        queries = drafter.queries(read["q"][token], normed, rope)
+        token = (rows + step) % len(input_ids)  # past the end there is no label, and no two rows read the same
+        wanted = "qkv" if step else "q"
+        seen = {name: pick(read[name], token) for name in wanted}
+        heads = drafter.heads(wanted, seen, normed, rope)
         if step:
-            own_keys.append(drafter.keys(read["k"][token], normed, rope))
-            own_values.append(drafter.values(read["v"][token], normed))
-        carried = drafter.finish(carried, attend(queries, history, own_keys, own_values))
-        yield drafter.logits(carried)
+            own_keys.append(heads["k"])
+            own_values.append(heads["v"])
+        carried = drafter.finish(carried, attend(heads["q"], history, own_keys, own_values))
+        yield carried

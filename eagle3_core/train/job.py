@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from eagle3_core.data.batches import Packing, Samples, TrainOrder
 from eagle3_core.errors import InputError
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.model.drafter import Eagle3Drafter
+from eagle3_core.model.loss import TargetHead
 from eagle3_core.model.target_weights import TargetWeights
 
 
@@ -76,21 +76,15 @@ class TrainJob:
         total, count = self.order.total_steps, self.training.validations
         return frozenset(max(1, round(total * (index + 1) / count)) for index in range(count))
 
-    def precision(self, device: torch.device) -> AbstractContextManager[object]:
-        """Return the autocast context: weights stay float32, matrix products run in `training.precision`."""
-        context: AbstractContextManager[object] = torch.autocast(
-            device.type, torch.bfloat16, enabled=self.training.precision == "bfloat16"
-        )
-        return context
+    @property
+    def dtype(self) -> torch.dtype:
+        """Return the precision of matrix products; sums, norms and softmax are in float32, weights too."""
+        return torch.bfloat16 if self.training.precision == "bfloat16" else torch.float32
 
-    def build(self, device: torch.device) -> tuple[Eagle3Drafter, torch.Tensor, torch.Tensor]:
-        """Return the drafter at its starting values, the target's head [V, D] and `draft_to_target` [U]."""
+    def build(self, device: torch.device) -> tuple[Eagle3Drafter, TargetHead]:
+        """Return the drafter at its starting values, and the target's head."""
         drafter = Eagle3Drafter(self.sizes, self.target.embedding, train_lm_head=self.train_lm_head)
         ids = torch.tensor(self.draft_to_target)
         drafter.start_from_target(self.target.head[ids], self.target.final_norm, self.training.seed)
-        return drafter.to(device), self._head(device), ids.to(device)
-
-    def _head(self, device: torch.device) -> torch.Tensor:
-        """Return the target's head, in half precision where it was stored so: float32 has no tensor cores."""
-        head, half = self.target.head.to(device), self.training.precision == "bfloat16" and device.type == "cuda"
-        return rounded if half and torch.equal((rounded := head.bfloat16()).float(), head) else head
+        drafter.embed_tokens = drafter.embed_tokens.to(self.dtype)
+        return drafter.to(device), TargetHead.of(self.target.head, ids).to(device, self.dtype)

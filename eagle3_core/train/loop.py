@@ -5,19 +5,24 @@ K TTT steps, R chains of a packed row, U draft vocab.
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Protocol
 
 import torch
 
-from eagle3_core.data.batches import Batch, read_ahead, share
+from eagle3_core.data.batches import share
 from eagle3_core.errors import NonFiniteError
 from eagle3_core.model.drafter import Eagle3Drafter
-from eagle3_core.model.loss import Teacher, judge_step, step_weights
-from eagle3_core.model.unroll import Chains, unroll
+from eagle3_core.model.judge import judge
+from eagle3_core.model.loss import step_weights
+from eagle3_core.model.matrices import Matrices
+from eagle3_core.model.unroll import unroll
 from eagle3_core.train.checkpoint import Checkpoints, TrainState
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
+from eagle3_core.train.labels import Labels
+from eagle3_core.train.loader import Batch, batches
 from eagle3_core.train.optim import AdamW, StepSums, learning_rate
 from eagle3_core.train.trackers import StepReport, Trackers
 from eagle3_core.train.validate import validate
@@ -40,31 +45,35 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
         NonFiniteError: more steps than allowed had NaN or infinite gradients.
     """
     training, order = job.training, job.order
-    drafter, head, draft_to_target = job.build(ranks.device)
+    drafter, head = job.build(ranks.device)
+    labels = Labels(head, job.dtype)
     optimizer = AdamW(drafter, training)
     sums = StepSums(drafter, training.ttt_steps, ranks.device)
     state = checkpoints.resume(drafter, optimizer, ranks)
+    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
     trackers.start(job, state)
+    to_come = order.rows_of(ranks.rank, ranks.world, state.step)
+    ahead = batches(job.features, to_come, ranks.device, job.dtype)
     stopped = False
-    batches = read_ahead(job.features, order.rows_of(ranks.rank, ranks.world, state.step), ranks.device)
     while state.step < order.total_steps and not stopped:
         began = time.perf_counter()
-        rows = order.rows(state.step)
         sums.clear()
+        rows = order.rows(state.step)
         for _ in share(rows, order.lengths, ranks.rank, ranks.world):
-            accumulate(job, drafter, next(batches), head, draft_to_target, sums)
+            accumulate(job, drafter, next(ahead), labels, sums)
         sums.add("stop", float(stop()))
-        counts, norm = sums.finish(ranks, training.max_grad_norm)
+        sums.finish(ranks, training.max_grad_norm)
         rate = learning_rate(state.step, order.total_steps, training)
-        if norm < float("inf"):
-            optimizer.step(sums.gradients, rate)
-        else:
-            state.bad_steps += 1
-        state.step += 1
+        optimizer.step(sums, rate)
+        drafter.matrices.refresh()
+        counts = sums.read()  # the one moment a step waits for the device
+        state.bad_steps += not math.isfinite(counts["norm"])
         state.tokens += sum(order.lengths[sample] for row in rows for sample in row)
+        state.step += 1
         stopped = counts["stop"] > 0
         trackers.step(
-            state, StepReport(counts["loss"], norm, rate, sums.valid, sums.correct, time.perf_counter() - began)
+            state,
+            StepReport(counts["loss"], counts["norm"], rate, sums.valid, sums.correct, time.perf_counter() - began),
         )
         if state.bad_steps > training.max_bad_steps:
             raise NonFiniteError(
@@ -73,35 +82,26 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
             )
         improved = False
         if state.step in job.validation_steps:
-            improved = trackers.validated(state, validate(job, drafter, head, draft_to_target, ranks))
+            improved = trackers.validated(state, validate(job, drafter, labels, ranks))
         checkpoints.save_if_due(drafter, optimizer, state, now=improved or stopped or state.step == order.total_steps)
     return state
 
 
-def accumulate(
-    job: TrainJob,
-    drafter: Eagle3Drafter,
-    batch: Batch,
-    head: torch.Tensor,
-    draft_to_target: torch.Tensor,
-    sums: StepSums,
-) -> None:
+def accumulate(job: TrainJob, drafter: Eagle3Drafter, batch: Batch, labels: Labels, sums: StepSums) -> None:
     """Add one packed row's gradients and counts to the step's sums."""
-    training = job.training
-    chains = Chains.build(batch.loss_mask, batch.lengths)
-    teacher = Teacher.judge(batch.last_hidden_state[chains.rows + 1], head, draft_to_target)
+    training, chains = job.training, batch.chains
+    teacher = labels.teach(batch)
     weights = step_weights(training.ttt_steps, training.step_decay)
-    loss = torch.zeros((), device=head.device)
+    loss = torch.zeros((), device=batch.input_ids.device)
     right = torch.ones_like(chains.rows, dtype=torch.bool)
-    with job.precision(head.device):
-        steps = unroll(drafter, batch.input_ids, batch.aux_hidden_states, chains, training.ttt_steps)
-        for step, logits in enumerate(steps):
-            supervised = chains.supervised(step)
-            judged = judge_step(logits, teacher, supervised, step, training.loss)
-            loss = loss + weights[step] * judged.loss
-            right &= judged.correct
-            sums.valid[step] += supervised.sum()
-            sums.correct[step] += right.sum()
+    steps = unroll(drafter, batch.input_ids, batch.aux_hidden_states, chains, training.ttt_steps)
+    for step, carried in enumerate(steps):
+        supervised = chains.supervised(step)
+        judged = judge(drafter, carried, teacher, supervised, step, weights[step], training.loss)
+        loss = loss + judged.loss
+        right &= judged.correct
+        sums.valid[step] += supervised.sum()
+        sums.correct[step] += right.sum()
     if len(chains.rows):
         torch.autograd.backward([loss])
     sums.add("chains", len(chains.rows))

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from eagle3_core.config import TrainingConfig
+from eagle3_core.model.matrices import trainable, views
 from eagle3_core.train.distributed import Ranks
 
 EPSILON = 1e-8
@@ -21,7 +22,7 @@ COUNTS = ("chains", "loss", "stop")
 class StepSums:
     """One float32 buffer: the gradients of all parameters, then counts; one all-reduce sums it over ranks.
 
-    Gradients are those of a sum over rows. `finish` divides by the global number of chains, so the result depends
+    Gradients are those of a sum over rows. The optimiser divides by the global number of chains, so the result depends
     neither on the number of ranks nor on how samples are packed.
     """
 
@@ -32,6 +33,9 @@ class StepSums:
         self.gradients, self._counts = self._flat[:size], self._flat[size:]
         self._fixed, depths = self._counts[: len(COUNTS)], self._counts[len(COUNTS) :]
         self.valid, self.correct = depths[:ttt_steps], depths[ttt_steps:]
+        self.divisor = torch.ones((), device=device)
+        self.unusable = torch.zeros((), device=device)
+        self._norm = torch.zeros((), device=device)
         for name, view in views(self.gradients, model).items():
             trainable(model)[name].grad = view
 
@@ -43,49 +47,52 @@ class StepSums:
         """Add to one of `COUNTS`."""
         self._fixed[COUNTS.index(name)] += value
 
-    def finish(self, ranks: Ranks, max_norm: float) -> tuple[dict[str, float], float]:
-        """Sum over ranks, divide by the chains, clip.
-
-        Returns:
-            The counts, with `loss` per chain; and the gradient norm before clipping, which is not finite if any
-            gradient is not.
-        """
+    def finish(self, ranks: Ranks, max_norm: float) -> None:
+        """Sum over ranks, and find by what the gradients are to be divided; nothing here waits for the device."""
         ranks.sum(self._flat)
-        counts = dict(zip(COUNTS, self._fixed.tolist(), strict=True))
-        chains = max(counts["chains"], 1.0)
-        self.gradients /= chains
-        norm = float(torch.linalg.vector_norm(self.gradients))
-        if norm > max_norm:
-            self.gradients *= max_norm / norm
-        return {**counts, "loss": counts["loss"] / chains}, norm
+        chains = self._fixed[COUNTS.index("chains")].clamp(min=1.0)
+        torch.div(torch.linalg.vector_norm(self.gradients), chains, out=self._norm)
+        self.unusable.copy_(~self._norm.isfinite())
+        self.divisor.copy_(chains * (self._norm / max_norm).clamp(min=1.0))
+
+    def read(self) -> dict[str, float]:
+        """Return the counts with `loss` per chain, and `norm`, of the gradient per chain before clipping."""
+        *counts, norm = torch.cat((self._fixed, self._norm[None])).tolist()
+        found = dict(zip(COUNTS, counts, strict=True))
+        return {**found, "loss": found["loss"] / max(found["chains"], 1.0), "norm": norm}
 
 
 class AdamW:
     """AdamW over one flat buffer of float32 parameters; weight decay on matrices alone."""
 
     def __init__(self, model: nn.Module, training: TrainingConfig) -> None:
-        """Move the trainable parameters into the buffer; the model's are views of it from now on."""
+        """Move the trainable parameters into `parameters`; the model's are views of it from now on."""
         self._training = training
         parameters = trainable(model)
-        self._flat = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
+        self.parameters = torch.cat([parameter.detach().flatten() for parameter in parameters.values()])
         self._matrices = sum(parameter.numel() for parameter in parameters.values() if parameter.ndim > 1)
-        for name, view in views(self._flat, model).items():
+        for name, view in views(self.parameters, model).items():
             parameters[name].data = view
-        self._mean, self._square = torch.zeros_like(self._flat), torch.zeros_like(self._flat)
-        self._updates = torch.zeros((), device=self._flat.device)
+        self._mean, self._square = torch.zeros_like(self.parameters), torch.zeros_like(self.parameters)
+        self._updates = torch.zeros((), device=self.parameters.device)
         self._model = model
 
-    def step(self, gradients: torch.Tensor, rate: float) -> None:
-        """Update all parameters from their flat gradients, in the order of `trainable`."""
-        self._updates += 1
+    def step(self, sums: StepSums, rate: float) -> None:
+        """Update all parameters from their finished sums, unless a gradient is not finite.
+
+        The kernel divides, and looks at `unusable`, so nobody passes over the gradients before it or waits for them.
+        """
+        self._updates += 1 - sums.unusable
         for part, decay in (
             (slice(0, self._matrices), self._training.weight_decay),
             (slice(self._matrices, None), 0.0),
         ):
             torch._fused_adamw_(
-                [self._flat[part]], [gradients[part]], [self._mean[part]], [self._square[part]], [], [self._updates],
+                [self.parameters[part]], [sums.gradients[part]], [self._mean[part]], [self._square[part]], [],
+                [self._updates],
                 lr=rate, beta1=self._training.betas[0], beta2=self._training.betas[1], weight_decay=decay, eps=EPSILON,
-                amsgrad=False, maximize=False,
+                amsgrad=False, maximize=False, grad_scale=sums.divisor,
+                found_inf=sums.unusable,
             )  # fmt: skip
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -101,21 +108,8 @@ class AdamW:
 
     def share(self, ranks: Ranks) -> None:
         """Take over parameters and moments from the leading rank."""
-        for tensor in (self._flat, self._mean, self._square, self._updates):
+        for tensor in (self.parameters, self._mean, self._square, self._updates):
             ranks.broadcast(tensor)
-
-
-def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters by name, matrices first."""
-    found = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    return dict(sorted(found, key=lambda pair: pair[1].ndim <= 1))
-
-
-def views(flat: torch.Tensor, model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the part of a flat buffer that belongs to each trainable parameter, in its shape."""
-    parameters = trainable(model)
-    parts = torch.split(flat, [parameter.numel() for parameter in parameters.values()])
-    return {name: part.view_as(parameter) for (name, parameter), part in zip(parameters.items(), parts, strict=True)}
 
 
 def learning_rate(step: int, total: int, training: TrainingConfig) -> float:

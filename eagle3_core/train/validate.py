@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from eagle3_core.config import DraftShape
-from eagle3_core.data.batches import Batch, pack, read_batch
+from eagle3_core.data.batches import pack
 from eagle3_core.evaluate.acceptance import DepthCounts, Walk, chain_walk
 from eagle3_core.model.drafter import Eagle3Drafter
-from eagle3_core.model.loss import Teacher, judge_step
-from eagle3_core.model.unroll import Chains, unroll
+from eagle3_core.model.judge import judge
+from eagle3_core.model.unroll import unroll
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
+from eagle3_core.train.labels import Labels
+from eagle3_core.train.loader import Batch, batches
 
 
 @dataclass(frozen=True)
@@ -73,30 +75,28 @@ class Validation:
         }
 
 
-def validate(
-    job: TrainJob, drafter: Eagle3Drafter, head: torch.Tensor, draft_to_target: torch.Tensor, ranks: Ranks
-) -> Validation:
+def validate(job: TrainJob, drafter: Eagle3Drafter, labels: Labels, ranks: Ranks) -> Validation:
     """Judge every held-out sample to the deepest shape's depth; all ranks return the same figures."""
     depth, held_out = job.evaluation.depth, job.held_out
     lengths = job.order.lengths
     sums = torch.zeros(3, depth, dtype=torch.float64, device=ranks.device)
     walks = torch.zeros(len(lengths), depth, 2, dtype=torch.int64, device=ranks.device)
-    for row in pack(lengths, held_out, job.training.row_tokens)[ranks.rank :: ranks.world]:
-        batch = read_batch(job.features, row, ranks.device)
-        chains = Chains.build(batch.loss_mask, batch.lengths)
+    rows = pack(lengths, held_out, job.training.row_tokens)[ranks.rank :: ranks.world]
+    for row, batch in zip(rows, batches(job.features, rows, ranks.device, job.dtype), strict=True):
+        chains = batch.chains
         if not len(chains.rows):
             continue
-        teacher = Teacher.judge(batch.last_hidden_state[chains.rows + 1], head, draft_to_target)
+        teacher = labels.teach(batch)
         right = torch.ones_like(chains.rows, dtype=torch.bool)
         accepted = torch.zeros_like(chains.rows)
-        with torch.no_grad(), job.precision(ranks.device):
-            for step, logits in enumerate(unroll(drafter, batch.input_ids, batch.aux_hidden_states, chains, depth)):
+        with torch.no_grad():
+            for step, carried in enumerate(unroll(drafter, batch.input_ids, batch.aux_hidden_states, chains, depth)):
                 supervised = chains.supervised(step)
-                judged = judge_step(logits, teacher, supervised, step)
+                judged = judge(drafter, carried, teacher, supervised, step)
                 right &= judged.correct
                 accepted += right
                 sums[:, step] += torch.stack((supervised.sum(), right.sum(), judged.loss)).double()
-        for sample, answers in zip(row, accepted_by_answer(batch, chains, accepted), strict=True):
+        for sample, answers in zip(row, accepted_by_answer(batch, accepted), strict=True):
             walks[sample] = torch.tensor(_walks(answers, depth, job.evaluation.max_new_tokens))
     ranks.sum(sums)
     ranks.sum(walks)
@@ -111,16 +111,15 @@ def validate(
     return Validation(counts, mean, by_sample, shapes, job.evaluation.primary_shape, job.evaluation.max_new_tokens)
 
 
-def accepted_by_answer(batch: Batch, chains: Chains, accepted: torch.Tensor) -> list[list[list[int]]]:
+def accepted_by_answer(batch: Batch, accepted: torch.Tensor) -> list[list[list[int]]]:
     """Return, for each document, the accept lengths along each of its answers (runs of the loss mask).
 
     Args:
         batch: The documents.
-        chains: Theirs.
         accepted: int64 [R], right steps in a row of each chain.
     """
     by_token = torch.zeros(len(batch.loss_mask) + 1, dtype=torch.int64)
-    by_token[chains.rows.cpu() + 1] = accepted.cpu()  # the chain at slot t starts once token t+1 is known
+    by_token[batch.chains.rows.cpu() + 1] = accepted.cpu()  # the chain at slot t starts once token t+1 is known
     found, start = [], 0
     for length in batch.lengths:
         mask = batch.loss_mask[start : start + length].tolist()

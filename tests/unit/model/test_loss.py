@@ -3,21 +3,26 @@ from __future__ import annotations
 import pytest
 import torch
 
-from eagle3_core.model.loss import Teacher, judge_step, step_weights
+from eagle3_core.model.loss import TargetHead, judge_step, step_weights
 from eagle3_core.model.unroll import Chains, unroll
 
 STEPS = 4
+
+
+def ask(head, draft_to_target, states):
+    target = TargetHead.of(head, draft_to_target)
+    return target.teach(states, target.greedy(states))
 
 
 def total_loss(drafter, packed, head, draft_to_target, lengths, part, kind="kl"):
     """Summed loss and joint correct counts of the documents in `part`."""
     ids, mask, aux, last = (t[part] for t in (packed.input_ids, packed.loss_mask, packed.aux, packed.last))
     chains = Chains.build(mask, lengths)
-    teacher = Teacher.judge(last[(chains.rows + 1)], head, draft_to_target)
+    teacher = ask(head, draft_to_target, last[(chains.rows + 1)])
     loss, right, joint = torch.zeros(()), [], torch.ones(len(chains.rows), dtype=torch.bool)
     weights = step_weights(STEPS, 0.8)
-    for step, logits in enumerate(unroll(drafter, ids, aux, chains, STEPS)):
-        judged = judge_step(logits, teacher, chains.supervised(step), step, kind)
+    for step, carried in enumerate(unroll(drafter, ids, aux, chains, STEPS)):
+        judged = judge_step(drafter.logits(carried), teacher, chains.supervised(step), step, kind)
         loss, joint = loss + weights[step] * judged.loss, joint & judged.correct
         right.append(int(joint.sum()))
     return loss, right
@@ -47,8 +52,8 @@ def test_packed_loss_and_gradient_equal_unpacked(drafter, packed, head, draft_to
 @torch.no_grad()
 def test_the_loss_is_the_kl_divergence_written_out(drafter, packed, head, draft_to_target):
     chains = Chains.build(packed.loss_mask, packed.lengths)
-    teacher = Teacher.judge(packed.last[chains.rows + 1], head, draft_to_target)
-    logits = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+    teacher = ask(head, draft_to_target, packed.last[chains.rows + 1])
+    logits = [drafter.logits(carried) for carried in unroll(drafter, packed.input_ids, packed.aux, chains, STEPS)]
     for step in range(STEPS):
         expected = 0.0
         for row, slot in enumerate(chains.rows.tolist()):
@@ -65,7 +70,7 @@ def test_the_loss_is_the_kl_divergence_written_out(drafter, packed, head, draft_
 
 
 def test_rows_without_label_give_no_gradient_and_may_hold_nan(sizes, draft_to_target, head):
-    teacher = Teacher.judge(torch.randn(6, sizes.hidden_size), head, draft_to_target)
+    teacher = ask(head, draft_to_target, torch.randn(6, sizes.hidden_size))
     supervised = torch.tensor([True, False, True, False, True, False])
     logits = torch.randn(6, sizes.draft_vocab_size)
     for kind in ("kl", "lk"):
@@ -83,7 +88,7 @@ def test_rows_without_label_give_no_gradient_and_may_hold_nan(sizes, draft_to_ta
 def test_a_greedy_token_outside_the_draft_vocab_has_no_loss_and_counts_as_a_miss(sizes, draft_to_target, head):
     outside = next(i for i in range(sizes.vocab_size) if i not in draft_to_target.tolist())
     inside = int(draft_to_target[4])
-    teacher = Teacher.judge(torch.stack((head[outside], head[inside])) * 99, head, draft_to_target)
+    teacher = ask(head, draft_to_target, torch.stack((head[outside], head[inside])) * 99)
     assert teacher.token.tolist() == [-1, 4]
     logits = torch.zeros(2, sizes.draft_vocab_size)
     logits[:, 4] = 5.0
@@ -95,7 +100,7 @@ def test_a_greedy_token_outside_the_draft_vocab_has_no_loss_and_counts_as_a_miss
 
 def test_lk_falls_to_zero_with_full_overlap(sizes, draft_to_target, head):
     states = torch.randn(3, sizes.hidden_size, generator=torch.Generator().manual_seed(4))
-    teacher = Teacher.judge(states, head, draft_to_target)
+    teacher = ask(head, draft_to_target, states)
     perfect = (states @ head.T)[:, draft_to_target]
     everything = torch.ones(3, dtype=torch.bool)
     assert float(judge_step(perfect, teacher, everything, 0, "lk").loss) == pytest.approx(0, abs=1e-4)
@@ -108,9 +113,19 @@ def test_step_weights_sum_to_one():
     assert weights[1] / weights[0] == pytest.approx(0.5)
 
 
-def test_a_head_in_half_precision_teaches_what_its_float32_does(sizes, draft_to_target, head):
-    states = torch.randn(6, sizes.hidden_size, generator=torch.Generator().manual_seed(7))
-    half = Teacher.judge(states, head.bfloat16(), draft_to_target)
-    full = Teacher.judge(states, head.bfloat16().float(), draft_to_target)
-    assert torch.equal(half.token, full.token)
-    assert torch.equal(half.probabilities, full.probabilities)
+def test_a_head_goes_to_half_precision_only_if_that_rounds_nothing(draft_to_target, head):
+    cpu = torch.device("cpu")
+    exact = TargetHead.of(head.bfloat16().float(), draft_to_target)
+    assert exact.to(cpu, torch.bfloat16).rows.dtype == torch.bfloat16
+    assert TargetHead.of(head, draft_to_target).to(cpu, torch.bfloat16).rows.dtype == torch.float32
+
+
+def test_teacher_is_softmax_over_the_draft_vocab_and_greedy_over_the_whole(draft_to_target, head):
+    states = torch.randn(40, head.shape[1], generator=torch.Generator().manual_seed(7))
+    teacher = ask(head, draft_to_target, states)
+    logits = states @ head.T
+    torch.testing.assert_close(teacher.probabilities, logits[:, draft_to_target].softmax(-1))
+    torch.testing.assert_close(teacher.entropy, -(teacher.probabilities * teacher.probabilities.log()).sum(-1))
+    places = {int(token): index for index, token in enumerate(draft_to_target)}
+    assert teacher.token.tolist() == [places.get(int(token), -1) for token in logits.argmax(-1)]
+    assert -1 in teacher.token

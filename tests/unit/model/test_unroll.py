@@ -7,9 +7,12 @@ import math
 import pytest
 import torch
 
-from eagle3_core.model.attention import Document, History, attend, dense
-from eagle3_core.model.rope import rotate
+from eagle3_core.config import TrainingConfig
+from eagle3_core.model.attention import Documents, History, attend, dense
+from eagle3_core.model.matrices import Matrices
+from eagle3_core.model.pointwise import turn as turn_heads
 from eagle3_core.model.unroll import Chains, unroll
+from eagle3_core.train.optim import AdamW, StepSums
 
 STEPS = 5
 
@@ -67,6 +70,10 @@ class CachedDecoder:
         return logits
 
 
+def all_logits(drafter, ids, aux, chains, steps=STEPS):
+    return [drafter.logits(carried) for carried in unroll(drafter, ids, aux, chains, steps)]
+
+
 def supervised_steps_by_definition(mask, slot, most):
     steps = 0
     while steps < most:
@@ -80,7 +87,7 @@ def supervised_steps_by_definition(mask, slot, most):
 def test_every_supervised_logit_equals_cached_decoding_at_every_depth(drafter, packed):
     chains = Chains.build(packed.loss_mask, packed.lengths)
     with torch.no_grad():
-        found = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+        found = all_logits(drafter, packed.input_ids, packed.aux, chains)
     decoder, row, compared, start = CachedDecoder(drafter), 0, 0, 0
     for length in packed.lengths:
         part = slice(start, start + length)
@@ -122,10 +129,10 @@ def test_the_label_of_a_chain_at_step_k_is_that_of_the_row_k_further(packed):
 def test_documents_in_a_row_do_not_see_each_other(drafter, packed):
     chains = Chains.build(packed.loss_mask, packed.lengths)
     with torch.no_grad():
-        before = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
+        before = all_logits(drafter, packed.input_ids, packed.aux, chains)
         ids, aux = packed.input_ids.clone(), packed.aux.clone()
         ids[:13], aux[:13] = (ids[:13] + 1) % 50, aux[:13] + 1
-        after = list(unroll(drafter, ids, aux, chains, STEPS))
+        after = all_logits(drafter, ids, aux, chains)
     other = chains.rows >= 13
     for step in range(STEPS):
         rows = other & chains.supervised(step)
@@ -137,7 +144,7 @@ def test_documents_in_a_row_do_not_see_each_other(drafter, packed):
 def test_a_slot_does_not_see_what_comes_after_its_token(drafter, packed):
     chains = Chains.build(packed.loss_mask, packed.lengths)
     aux = packed.aux.clone().requires_grad_()
-    logits = next(unroll(drafter, packed.input_ids, aux, chains, 1))
+    logits = all_logits(drafter, packed.input_ids, aux, chains, 1)[0]
     (grad,) = torch.autograd.grad(logits[2].sum(), aux)
     slot = int(chains.rows[2])
     assert grad[: slot + 1].abs().sum(-1).min() > 0
@@ -163,43 +170,99 @@ def test_rope_settings_equal_those_of_transformers(sizes, rope):
     states, positions = torch.randn(6, 4, 8), torch.tensor([0, 1, 7, 40, 90, 127])
     cos, sin = LlamaRotaryEmbedding(config)(states, positions[None])
     expected, _ = apply_rotary_pos_emb(states.transpose(0, 1)[None], states.transpose(0, 1)[None], cos, sin)
-    torch.testing.assert_close(rotate(states.transpose(0, 1), *drafter.rope(positions)), expected[0])
+    turned = turn_heads(torch.zeros(6, 32), states.flatten(1), *drafter.rope(positions), 4)
+    torch.testing.assert_close(turned.transpose(0, 1), expected[0])
 
 
 def test_both_attentions_give_the_same_output_and_gradients(packed):
     chains = Chains.build(packed.loss_mask, packed.lengths)
     rows, tokens, own = len(chains.rows), len(packed.input_ids), 3
     generator = torch.Generator().manual_seed(9)
-    shapes = [(4, rows, 8), (4, tokens, 8), (4, tokens, 8), *[(4, rows, 8)] * (2 * own)]
+    shapes = [(rows, 4, 8), (tokens, 2, 8), (tokens, 2, 8), *[(rows, 2, 8)] * (2 * own)]
     results = []
     inputs = [torch.randn(shape, generator=generator) for shape in shapes]
     weight = torch.randn(rows, 32, generator=generator)
-    for which in (attend, lambda *a: dense(*a).transpose(0, 1).flatten(1)):
+    for which in (attend, lambda *a: dense(*a).flatten(1)):
         leaves = [tensor.clone().requires_grad_() for tensor in inputs]
         history = History(leaves[1], leaves[2], chains.documents)
         out = which(leaves[0], history, leaves[3 : 3 + own], leaves[3 + own :])
-        results.append((out, torch.autograd.grad((out * weight).sum(), leaves)))
-    torch.testing.assert_close(results[0][0], results[1][0], atol=1e-5, rtol=1e-5)
-    for found, expected in zip(results[0][1], results[1][1], strict=True):
+        results.append([out, *torch.autograd.grad((out * weight).sum(), leaves)])
+    for found, expected in zip(*results, strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_what_asks_of_a_document_is_its_end_from_the_first_chain_on(packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    documents, asking = chains.documents, chains.documents.asking
+    found = []
+    for index, count in enumerate(documents.chains):
+        skipped = int(documents.bounds[index + 1] - documents.bounds[index]) - int(
+            asking.bounds[index + 1] - asking.bounds[index]
+        )
+        found += [
+            int(place) - int(asking.bounds[index]) + int(documents.bounds[index]) + skipped
+            for place in asking.places[len(found) : len(found) + count]
+        ]
+    assert found == chains.rows.tolist()
+    assert asking.count == int(asking.bounds[-1]) < len(packed.input_ids)
+    assert asking.longest == 15, "17 tokens, the first chain is at slot 2"
+
+
 def test_a_document_without_chains_takes_part_in_nothing():
-    empty = Document(0, 4, 0, 0, torch.zeros(0, 4))
-    full = Document(4, 7, 0, 1, torch.zeros(1, 3))
-    keys, values = torch.randn(2, 7, 8), torch.randn(2, 7, 8)
-    queries = torch.randn(2, 1, 8)
-    both = attend(queries, History(keys, values, (empty, full)), [], [])
-    alone = attend(queries, History(keys[:, 4:], values[:, 4:], (Document(0, 3, 0, 1, full.bias),)), [], [])
-    torch.testing.assert_close(both, alone)
+    keys, values, queries = torch.randn(7, 2, 8), torch.randn(7, 2, 8), torch.randn(1, 2, 8)
+    both = Documents.of((4, 3), (0, 1), torch.tensor([5]))
+    alone = Documents.of((3,), (1,), torch.tensor([1]))
+    torch.testing.assert_close(
+        attend(queries, History(keys, values, both), [], []),
+        attend(queries, History(keys[4:], values[4:], alone), [], []),
+    )
+
+
+def gradients(drafter, packed, chains):
+    sum(
+        logits.float().square().mean() for logits in all_logits(drafter, packed.input_ids, packed.aux, chains)
+    ).backward()
+
+
+def test_matrices_sum_the_gradients_autograd_would(drafter, packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    gradients(drafter, packed, chains)
+    expected = {name: parameter.grad.clone() for name, parameter in drafter.named_parameters()}
+    attach(drafter, torch.float32)
+    gradients(drafter, packed, chains)
+    for name, parameter in drafter.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], atol=1e-5, rtol=1e-4)
+
+
+def test_a_frozen_head_multiplies_and_has_no_gradient(drafter, packed):
+    chains = Chains.build(packed.loss_mask, packed.lengths)
+    exact = all_logits(drafter, packed.input_ids, packed.aux, chains)
+    drafter.lm_head.weight.requires_grad_(False)
+    matrices = attach(drafter, torch.float32)
+    assert matrices.gradient("lm_head.weight") is None
+    torch.testing.assert_close(all_logits(drafter, packed.input_ids, packed.aux, chains), exact)
+    gradients(drafter, packed, chains)
+    assert drafter.lm_head.weight.grad is None
+
+
+def attach(drafter, dtype):
+    """Give a drafter the flat buffers of a training run."""
+    optimizer, sums = AdamW(drafter, TrainingConfig()), StepSums(drafter, STEPS, torch.device("cpu"))
+    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, dtype)
+    return drafter.matrices
 
 
 def test_half_precision_on_a_cpu_trains_close_to_float32(drafter, packed):
     chains = Chains.build(packed.loss_mask, list(packed.lengths))
-    exact = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
-    with torch.autocast("cpu", torch.bfloat16):
-        rough = list(unroll(drafter, packed.input_ids, packed.aux, chains, STEPS))
-    sum(logits.float().square().mean() for logits in rough).backward()
-    assert all(parameter.grad.isfinite().all() for parameter in drafter.parameters())
+    exact = all_logits(drafter, packed.input_ids, packed.aux, chains)
+    gradients(drafter, packed, chains)
+    expected = {name: parameter.grad.clone() for name, parameter in drafter.named_parameters()}
+    attach(drafter, torch.bfloat16)
+    rough = all_logits(drafter, packed.input_ids, packed.aux, chains)
+    assert rough[0].dtype == torch.bfloat16
     for one, other in zip(exact, rough, strict=True):
         assert torch.nn.functional.cosine_similarity(one.flatten(), other.float().flatten(), dim=0) > 0.999
+    gradients(drafter, packed, chains)
+    for name, parameter in drafter.named_parameters():
+        alike = torch.nn.functional.cosine_similarity(parameter.grad.flatten(), expected[name].flatten(), dim=0)
+        assert alike > 0.98, name

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from eagle3_core.artifacts import Kind
-from eagle3_core.data.batches import read_ahead, read_batch
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.errors import CorruptArtifactError
 from eagle3_core.storage import open_store
 from eagle3_core.storage.cache import ByteCache
+from eagle3_core.train.loader import batches
 
 
 @pytest.fixture
@@ -110,14 +110,17 @@ def test_a_shard_that_was_cut_off_is_found_by_its_header_where_it_is_read_by_ran
 def test_rows_read_ahead_are_the_rows_in_order_and_a_fault_comes_where_its_row_does(sealed):
     features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
     rows = [(3, 1, 4), (1,), (5, 9, 2, 6)]
-    for row, batch in zip(rows, read_ahead(features, iter(rows)), strict=True):
-        assert torch.equal(batch.aux_hidden_states, read_batch(features, row).aux_hidden_states)
+    cpu = torch.device("cpu")
+    for row, batch in zip(rows, batches(features, iter(rows), cpu, torch.float32), strict=True):
+        expected = torch.cat([features.read(sample).aux_hidden_states for sample in row])
+        assert torch.equal(batch.aux_hidden_states, expected.float())
+        assert batch.samples == row
         assert batch.lengths == tuple(int(features.lengths[sample]) for sample in row)
     path = sealed.tmp_path / "root" / sealed.shard_key(0) / "manifest.json"
     values = json.loads(path.read_text())
     path.write_text(json.dumps(values | {"kind": "corpus"}))
     fresh = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
-    ahead = read_ahead(fresh, iter([(len(fresh) - 1,), (0,)]))
+    ahead = batches(fresh, iter([(len(fresh) - 1,), (0,)]), cpu, torch.float32)
     assert next(ahead).lengths
     with pytest.raises(CorruptArtifactError):
         next(ahead)

@@ -49,6 +49,6 @@ def test_explain_counts_what_is_trained_and_what_is_frozen(make_job):
     assert "lm_head.weight" in text and "frozen" in text
     frozen = sum(part.count for part in parts(sizes, train_lm_head=False) if not part.trained)
     assert frozen == 2 * sizes.vocab_size * sizes.hidden_size + sizes.draft_vocab_size * sizes.hidden_size
-    drafter, _, _ = make_job().build("cpu")
+    drafter, _ = make_job().build("cpu")
     shapes = {name: tuple(parameter.shape) for name, parameter in drafter.named_parameters()}
     assert shapes == sizes.parameter_shapes()

@@ -1,0 +1,61 @@
+# ruff: noqa: T201, TID253 - a program, and a heavy one
+"""Does a GPU in half precision compute what a CPU does in float32? See `python benchmarks/gpu_agrees.py`.
+
+One packed row of a small drafter, KL and LK, head trained and frozen: loss, counts and every gradient. Prints one JSON
+line a case and ends with 1 if a cosine is below 0.99. CI has no GPU, which is why this is a program and not a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+
+import torch
+from train_step import Setting, make_job
+
+from eagle3_core.model.matrices import Matrices, views
+from eagle3_core.train.job import TrainJob
+from eagle3_core.train.labels import Labels
+from eagle3_core.train.loader import batches
+from eagle3_core.train.loop import accumulate
+from eagle3_core.train.optim import AdamW, StepSums
+
+SMALL = Setting(512, 8, 2, 64, 1024, 4096, 1500, 10000.0, 300, 700, 2048, 2048)
+LEAST_COSINE = 0.99
+
+
+def gradients(job: TrainJob, device: str) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Return counts and named gradients of the first row."""
+    drafter, head = job.build(torch.device(device))
+    optimizer, sums = AdamW(drafter, job.training), StepSums(drafter, job.training.ttt_steps, torch.device(device))
+    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
+    row = job.order.rows(0)[0]
+    accumulate(
+        job, drafter, next(batches(job.features, [row], torch.device(device), job.dtype)), Labels(head, job.dtype), sums
+    )
+    found = {name: view.cpu() for name, view in views(sums.gradients, drafter).items()}
+    return [*sums.read().values()], found
+
+
+def main() -> int:
+    """Compare, print, tell."""
+    worst = 1.0
+    for kind, train_head in itertools.product(("kl", "lk"), (True, False)):
+        jobs = [make_job(SMALL, 4, precision, train_head, kind) for precision in ("float32", "bfloat16")]
+        expected_counts, expected = gradients(jobs[0], "cpu")
+        counts, found = gradients(jobs[1], "cuda")
+        alike, sizes = {}, {}
+        for name, wanted in expected.items():
+            alike[name] = float(torch.nn.functional.cosine_similarity(found[name].flatten(), wanted.flatten(), dim=0))
+            sizes[name] = float(found[name].norm() / wanted.norm())
+        low = min(alike, key=lambda name: alike[name])
+        worst = min(worst, alike[low])
+        print(json.dumps({"loss": kind, "head": train_head, "cpu": expected_counts, "gpu": counts,
+                          "least_cosine": alike[low], "of": low,
+                          "norm_ratios": (min(sizes.values()), max(sizes.values()))}))  # fmt: skip
+    return int(worst < LEAST_COSINE)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
