@@ -37,6 +37,12 @@ def diverge(
         )  # fmt: skip
 
 
+@triton.jit
+def _load(logits, teacher, at, width):  # type: ignore[no-untyped-def] # noqa: ANN001, ANN202
+    z = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
+    return z, tl.load(teacher + at, mask=at < width, other=0.0).to(tl.float32)
+
+
 @triton.jit  # type: ignore[untyped-decorator]
 def _diverge(  # type: ignore[no-untyped-def] # noqa: ANN202, PLR0913 - Triton reads this signature, and no annotation
     logits, teacher, entropy, counted, losses, best, width, logits_stride, teacher_stride,  # noqa: ANN001
@@ -53,8 +59,7 @@ def _diverge(  # type: ignore[no-untyped-def] # noqa: ANN202, PLR0913 - Triton r
     cross = 0.0
     for start in range(0, width, BLOCK):
         at = start + lanes
-        z = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
-        p = tl.load(teacher + at, mask=at < width, other=0.0).to(tl.float32)
+        z, p = _load(logits, teacher, at, width)
         highest, index = tl.max(z, 0, return_indices=True)
         where = tl.where(highest > top, start + index, where)
         higher = tl.maximum(top, highest)
@@ -70,8 +75,7 @@ def _diverge(  # type: ignore[no-untyped-def] # noqa: ANN202, PLR0913 - Triton r
         overlap = 0.0
         for start in range(0, width, BLOCK):
             at = start + lanes
-            z = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
-            p = tl.load(teacher + at, mask=at < width, other=0.0).to(tl.float32)
+            z, p = _load(logits, teacher, at, width)
             q = tl.exp(z - whole)
             overlap += tl.sum(tl.minimum(p, q), 0)
             below += tl.sum(tl.where(q < p, q, 0.0), 0)
@@ -82,8 +86,7 @@ def _diverge(  # type: ignore[no-untyped-def] # noqa: ANN202, PLR0913 - Triton r
     tl.store(best + row, where)
     for start in range(0, width, BLOCK):
         at = start + lanes
-        z = tl.load(logits + at, mask=at < width, other=float("-inf")).to(tl.float32)
-        p = tl.load(teacher + at, mask=at < width, other=0.0).to(tl.float32)
+        z, p = _load(logits, teacher, at, width)
         q = tl.exp(z - whole)
         slope = mass * q - p
         if LK:
