@@ -7,10 +7,12 @@ from typing import Any
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.context import StageContext
+from eagle3_core.errors import StoreUnreachableError
 from eagle3_core.storage import ObjectStore
 
 SCHEMA = "eagle3/release/1"
 KEPT = 20
+_TRIES = 10
 
 
 def run(context: StageContext) -> Ref:
@@ -48,14 +50,21 @@ def point(store: ObjectStore, name: str, entry: dict[str, Any]) -> None:
     """Make `entry` the release `name`, and the release before it the first of its history.
 
     Doing so twice is doing so once, so a retry after a kill is harmless.
+
+    Raises:
+        StoreUnreachableError: it was changed under our hands again and again.
     """
     key = pointer_key(name)
-    history: list[dict[str, Any]] = []
-    if store.exists(key):
-        before = json.loads(store.read_bytes(key))
-        history = before["history"]
-        if before["current"] == entry:
+    for _ in range(_TRIES):
+        seen = store.read_bytes(key) if store.exists(key) else None
+        history: list[dict[str, Any]] = []
+        if seen is not None:
+            before = json.loads(seen)
+            if before["current"] == entry:
+                return
+            history = [before["current"], *before["history"]][:KEPT]
+        values = {"schema_version": SCHEMA, "name": name, "current": entry, "history": history}
+        # Another run may publish under this name at the same time: both become history, in some order.
+        if store.swap(key, json.dumps(values, indent=1).encode(), seen):
             return
-        history = [before["current"], *history][:KEPT]
-    values = {"schema_version": SCHEMA, "name": name, "current": entry, "history": history}
-    store.write_bytes(key, json.dumps(values, indent=1).encode())
+    raise StoreUnreachableError(f"{store.root}/{key}: others publish {name} all the time; try again")

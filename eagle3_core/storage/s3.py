@@ -1,16 +1,24 @@
-"""Requests to S3: the one client factory, bounded retries, and every fault as one typed line. The only boto3 import."""
+"""Requests to S3: the one client factory, bounded retries, and a look at what arrived."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from eagle3_core.errors import InputError, StoreUnreachableError
+from eagle3_core.storage.s3_faults import (
+    CONFLICT,
+    UNKNOWN_CONDITION,
+    RefusedConditionError,
+    is_unknown_certificate,
+    typed,
+)
 
 ATTEMPTS = 10
 """Of one request; the waits between them grow to 20 s, so that a storm of 503 may last two minutes."""
@@ -20,13 +28,6 @@ CONNECT_S, READ_S = 20.0, 60.0
 """Longest silence of a store before the request is made again."""
 PART_BYTES = 64 << 20
 """Files of this size and more go up in parts, several at a time."""
-
-_ABSENT = ("404", "NoSuchKey", "NotFound")
-_REFUSED = (
-    "403", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
-    "RequestTimeTooSkewed", "ExpiredToken", "InvalidToken",
-)  # fmt: skip
-_UNMET, _CONFLICT, _UNKNOWN_CONDITION = ("412", "PreconditionFailed"), "ConditionalRequestConflict", "NotImplemented"
 
 T = TypeVar("T")
 
@@ -38,6 +39,7 @@ def s3_client() -> Any:
     style and checksums only "when required", because non-AWS stores reject virtual hosts and trailing checksums.
     """
     import boto3
+    import botocore.session
     from botocore.config import Config
 
     config = Config(
@@ -49,9 +51,19 @@ def s3_client() -> Any:
         read_timeout=READ_S,
     )
     # A session of its own, because the default one remembers credentials that may have been replaced.
-    client = boto3.session.Session().client("s3", config=config)
+    session = botocore.session.Session()
+    session.register_component("data_loader", _models())
+    client = boto3.session.Session(botocore_session=session).client("s3", config=config)
     client.meta.events.register_first("needs-retry.s3", _no_retry_of_an_unknown_certificate)
     return client
+
+
+@cache
+def _models() -> Any:
+    """Return S3's description, which takes ten times as long to read as all else of a client."""
+    import botocore.session
+
+    return botocore.session.Session().get_component("data_loader")
 
 
 class Bucket:
@@ -109,13 +121,13 @@ class Bucket:
         for _ in range(ATTEMPTS):
             try:
                 self.put(key, data, **condition)
-            except _RefusedConditionError as error:
-                if error.code == _UNKNOWN_CONDITION:
+            except RefusedConditionError as error:
+                if error.code == UNKNOWN_CONDITION:
                     raise InputError(
                         f"{self._where(key)}: the store knows no conditional writes ({', '.join(condition)}), without "
                         "which two runs could overwrite each other; use a store that does, or a directory"
                     ) from None
-                if error.code != _CONFLICT:
+                if error.code != CONFLICT:
                     # Where an answer was lost on its way, the request made again finds its own object there.
                     return self._holds(key, data)
             except FileNotFoundError:
@@ -200,63 +212,9 @@ class Bucket:
             self._asked(key, "abort_multipart_upload", UploadId=upload)
 
 
-class _RefusedConditionError(Exception):
-    """A conditional write that did not take place; never leaves this module."""
-
-    def __init__(self, code: str) -> None:
-        super().__init__(code)
-        self.code = code
-
-
-@contextlib.contextmanager
-def typed(where: str) -> Iterator[None]:
-    """Turn botocore's errors into one line: absent, refused (fix) or unreachable (retry)."""
-    from boto3.exceptions import Boto3Error
-    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, NoRegionError, SSLError
-    from s3transfer.exceptions import S3DownloadFailedError
-
-    try:
-        yield
-    except (NoCredentialsError, NoRegionError) as error:
-        raise InputError(f"root {where}: {error}; set the AWS environment variables") from None
-    except SSLError as error:
-        if not _is_unknown_certificate(error):
-            raise StoreUnreachableError(f"{where}: {_line(error)}; try again") from None
-        raise InputError(
-            f"root {where}: nobody known here has signed the store's certificate; set AWS_CA_BUNDLE to a PEM file "
-            f"with its CA ({_line(error)})"
-        ) from None
-    except ClientError as error:
-        raise _answered(where, error) from None
-    except (BotoCoreError, Boto3Error, S3DownloadFailedError) as error:
-        # An upload wraps what the store answered.
-        if isinstance(error.__context__, ClientError):
-            raise _answered(where, error.__context__) from None
-        raise StoreUnreachableError(f"{where}: {_line(error)}; try again") from None
-
-
-def _answered(where: str, error: Any) -> Exception:
-    code, text = str(error.response["Error"]["Code"]), error.response["Error"].get("Message", "")
-    if error.operation_name == "PutObject" and code in (*_UNMET, _CONFLICT, _UNKNOWN_CONDITION):
-        return _RefusedConditionError(code)
-    if code in _ABSENT:
-        return FileNotFoundError(where)
-    if code in _REFUSED:
-        return InputError(f"root {where}: the store refuses ({code}: {text}); check bucket and rights")
-    return StoreUnreachableError(f"{where}: the store answers {code}: {text}; try again")
-
-
-def _line(error: Exception) -> str:
-    return f"{' '.join(str(error).split()):.300}"
-
-
-def _is_unknown_certificate(error: object) -> bool:
-    return "CERTIFICATE_VERIFY_FAILED" in str(error)
-
-
 def _no_retry_of_an_unknown_certificate(caught_exception: Exception | None, **_: object) -> None:
     """Stop botocore from asking ten times for a certificate that will not change."""
-    if caught_exception is not None and _is_unknown_certificate(caught_exception):
+    if caught_exception is not None and is_unknown_certificate(caught_exception):
         raise caught_exception
 
 

@@ -1,5 +1,6 @@
 """Two runs on one root: of writers that interleave one commits, what it committed stays whole, and claims hold."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.errors import InputError, StoreUnreachableError
+from eagle3_core.stages.publish import point
 from eagle3_core.storage import commit, find, open_store, verify
 
 
@@ -96,6 +98,16 @@ def test_a_manifest_whose_answer_was_lost_is_known_as_ones_own(store, server, tm
     left = server.once("PUT /bucket/some/prefix/capture/i/s/manifest.json", written_but_reset)
     ref = commit(store, "capture/i/s", staged(tmp_path, "first"), Kind.SHARD)
     assert (left, ref) == ([0], find(store, "capture/i/s"))
+
+
+@pytest.mark.parametrize("bucket", [True, False])
+def test_of_two_that_publish_under_one_name_at_once_none_is_lost(store, tmp_path, bucket):
+    place = store if bucket else open_store(str(tmp_path / "root"))
+    first, second, third = ({"drafter": name} for name in ("first", "second", "third"))
+    point(place, "demo", first)
+    point(Pausing(place, 0, lambda: point(place, "demo", second)), "demo", third)
+    values = json.loads(place.read_bytes("releases/demo.json"))
+    assert (values["current"], values["history"]) == (third, [second, first])
 
 
 # ------------------------------------------------------------------------------- stores without conditional writes
