@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle3_core.config.evaluation import DraftShape
-from eagle3_core.config.serving import ServingConfig
+from eagle3_core.config.serving import EngineArg, ServingConfig
 from eagle3_core.engine import plugin
 from eagle3_core.engine.flags import override
 from eagle3_core.engine.layers import check_outputs_of
@@ -48,6 +48,8 @@ _CAPTURE_ARGS: dict[Device, tuple[str, ...]] = {
         "--disable-decode-cuda-graph",
     ),
 }  # fmt: skip
+EAGLE3_CLASSES = frozenset({"LlamaForCausalLMEagle3", "Eagle3DeepseekV2ForCausalLM"})
+"""Draft classes that SGLang runs under the algorithm EAGLE3."""
 # SGLang reserves a share of all memory on a CPU unless told a number.
 _CPU_TOTAL_TOKENS = 16384
 # A forward pass of a smaller target is all overhead: a second thread made it five times slower on two shared cores.
@@ -93,7 +95,9 @@ class LaunchPlan:
                     f"{drafter}: expected {name} of an exported drafter, found none; run export first"
                 )
         device, model = _device(serving, dtype), read_model_config(target)
-        return cls("speculate", target, dtype, device, serving, drafter=drafter, shape=shape, model=model)
+        plan = cls("speculate", target, dtype, device, serving, drafter=drafter, shape=shape, model=model)
+        check_drafter(drafter, plan.context_length)
+        return plan
 
     @classmethod
     def capture(
@@ -160,7 +164,7 @@ class LaunchPlan:
     @property
     def context_length(self) -> int:
         """Longest sequence the server takes; a capture server takes whole samples, up to the target's last position."""
-        longest = int(self.model.get("max_position_embeddings") or 2048)
+        longest = int(self._named("context-length") or self.model.get("max_position_embeddings") or 2048)
         if self.mode == "capture" and self.max_sample_tokens is not None:
             return min(longest, self.max_sample_tokens) + _CONTEXT_HEADROOM
         return longest
@@ -168,8 +172,12 @@ class LaunchPlan:
     @property
     def gpus(self) -> tuple[int, int]:
         """Return how many GPUs the server takes, and the number of the first among the visible ones."""
+        return self.serving.tensor_parallel, int(self._named("base-gpu-id") or 0)
+
+    def _named(self, flag: str) -> EngineArg | None:
+        """Return what the user's `engine_args` say of a flag, however it is spelled there."""
         named = {name.lstrip("-").replace("_", "-"): value for name, value in self.serving.engine_args.items()}
-        return self.serving.tensor_parallel, int(named.get("base-gpu-id", 0))
+        return named.get(flag)
 
     @property
     def _hidden_size(self) -> int:
@@ -218,6 +226,29 @@ def _device(serving: ServingConfig, dtype: str) -> Device:
             "target.dtype to bfloat16, or serving.device to cpu"
         )
     return device
+
+
+def check_drafter(drafter: Path, context_length: int) -> None:
+    """Refuse a drafter that SGLang would load and not use as meant.
+
+    Raises:
+        EngineArgsError: it is of another class than the algorithm EAGLE3 serves, or ends before the server's context.
+    """
+    config = read_model_config(drafter)
+    classes = config["architectures"] or []
+    if not set(classes) & EAGLE3_CLASSES:
+        raise EngineArgsError(
+            f"{drafter}/config.json: architectures: expected {' or '.join(sorted(EAGLE3_CLASSES))} for the algorithm "
+            f"EAGLE3, found {list(classes)}: SGLang would skip a layer without a word where widths agree; rewrite it "
+            "with eagle3 remap --to sglang"
+        )
+    positions = int(config.get("max_position_embeddings") or 2048)
+    if positions < context_length:
+        raise EngineArgsError(
+            f"{drafter}/config.json: max_position_embeddings: expected the {context_length} positions the server "
+            f"takes or more, found {positions}, beyond which drafting fails; rewrite it with eagle3 remap --target, or "
+            f"set context-length to {positions} in serving.engine_args"
+        )
 
 
 def speculative_arguments(drafter: Path | None, shape: DraftShape) -> list[str]:

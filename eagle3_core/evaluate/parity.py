@@ -10,9 +10,11 @@ from functools import partial
 import torch
 
 from eagle3_core.config.base import Section
+from eagle3_core.engine.layers import engine_layer_ids
 from eagle3_core.errors import NotSpeculatingError, ParityError
 from eagle3_core.evaluate.acceptance import Walk, chain_walk
 from eagle3_core.evaluate.reference import Reference
+from eagle3_core.identity import TargetShape
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.unroll import Chains, unroll
 
@@ -158,6 +160,21 @@ def require(parity: Parity, validation_tau: float | None = None) -> None:
                 f"{gain:.3f}, expected more than {MIN_CONTROL_LOSS:.0%} of at least {MIN_GAIN:g}; a drafter this weak "
                 "cannot be told from a broken one, train it longer"
             )
+
+
+def require_layer_ids(reference: Reference, captured: Sequence[int], target: TargetShape) -> None:
+    """Raise unless the exported config makes SGLang capture the layers whose states the drafter was trained on.
+
+    Raises:
+        ParityError: it would capture others; logits on captured states cannot show it.
+    """
+    found = reference.config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    wanted = engine_layer_ids(captured, target.model_class, target.num_layers)
+    if list(found) != list(wanted):
+        raise ParityError(
+            f"layer ids of the exported config: expected {list(wanted)}, by which SGLang means the captured outputs "
+            f"{list(captured)} of {target.model_class}, found {list(found)}; export again"
+        )
 
 
 def _finite(differences: Sequence[torch.Tensor]) -> float:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from eagle3_core.artifacts import Ref
 from eagle3_core.context import StageContext
 from eagle3_core.errors import ParityError
-from eagle3_core.identity import resolve_target
+from eagle3_core.identity import read_target, resolve_target
 
 if TYPE_CHECKING:
     from eagle3_core.data.features import FeatureSet
@@ -31,7 +31,7 @@ def run(context: StageContext) -> Ref:
     if done := context.done():
         return done
     from eagle3_core.data.features import FeatureSet
-    from eagle3_core.evaluate.parity import compare, require, trained_logits
+    from eagle3_core.evaluate.parity import compare, require, require_layer_ids, trained_logits
     from eagle3_core.evaluate.reference import Reference, TargetEnds
     from eagle3_core.evaluate.trainer import TrainerFigures
     from eagle3_core.export.directory import materialise
@@ -44,6 +44,7 @@ def run(context: StageContext) -> Ref:
     features = FeatureSet.open(context.store, context.inputs["feature_set"])
     if tuple(features.aux_layers) != sizes.aux_layers:
         raise ParityError(f"features are of layers {features.aux_layers}, the drafter expects {sizes.aux_layers}")
+    require_layer_ids(reference, features.aux_layers, read_target(resolve_target(context.run)))
     samples = list(_held_out(features, ends))
     evaluation = context.run.evaluation
     depth = evaluation.primary_shape.num_steps

@@ -89,6 +89,11 @@ def other_rope(_tensors, config):
     config["rope_parameters"]["rope_theta"] = 500.0
 
 
+def one_layer_deeper(_tensors, config):
+    ids = config["eagle_config"]["eagle_aux_hidden_state_layer_ids"]
+    config["eagle_config"]["eagle_aux_hidden_state_layer_ids"] = [layer + 1 for layer in ids]
+
+
 def vllm_names(tensors, _config):
     for name in list(tensors):
         if name.startswith("midlayer."):
@@ -104,6 +109,7 @@ def absolute_ids(tensors, _config):
     [
         (swap_norms, "differ by up to"),
         (other_rope, "differ by up to"),
+        (one_layer_deeper, r"expected \[1, 3, 4\], by which SGLang means the captured outputs"),
         (vllm_names, "would drop"),
         (absolute_ids, "tau at depth"),
     ],

@@ -29,7 +29,8 @@ def target(tmp_path):
 def drafter(tmp_path):
     directory = tmp_path / "drafter"
     directory.mkdir()
-    (directory / "config.json").write_text("{}", encoding="utf-8")
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "max_position_embeddings": 512}
+    (directory / "config.json").write_text(json.dumps(config), encoding="utf-8")
     (directory / "model.safetensors").write_bytes(b"")
     return directory
 
@@ -168,6 +169,26 @@ def test_a_drafter_without_weights_is_refused_before_any_start(target, drafter):
     (drafter / "model.safetensors").unlink()
     with pytest.raises(EngineArgsError, match="run export first"):
         LaunchPlan.speculate(target, "float32", CPU, drafter, DraftShape.from_name("3/1/4"))
+
+
+@pytest.mark.parametrize(
+    "architectures", [["LlamaForCausalLM"], ["Eagle3LlamaForCausalLM"], ["LlamaForCausalLMEagle"], []]
+)
+def test_a_drafter_of_a_class_that_eagle3_does_not_serve_is_refused(architectures, target, drafter):
+    (drafter / "config.json").write_text(json.dumps({"architectures": architectures}), encoding="utf-8")
+    with pytest.raises(EngineArgsError, match=r"for the algorithm EAGLE3, found .*remap --to sglang"):
+        LaunchPlan.speculate(target, "float32", CPU, drafter, DraftShape.from_name("3/1/4"))
+
+
+def test_a_drafter_that_ends_before_the_context_is_refused_or_the_context_capped(target, drafter):
+    shape = DraftShape.from_name("3/1/4")
+    config = {"architectures": ["LlamaForCausalLMEagle3"], "max_position_embeddings": 128}
+    (drafter / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(EngineArgsError, match=r"expected the 512 positions .* found 128.*set context-length to 128"):
+        LaunchPlan.speculate(target, "float32", CPU, drafter, shape)
+    capped = CPU.model_copy(update={"engine_args": {"context_length": 128}})
+    argv = LaunchPlan.speculate(target, "float32", capped, drafter, shape).argv()
+    assert value_of(argv, "--context-length") == "128"
 
 
 def test_a_target_without_config_is_one_clear_line(tmp_path):
