@@ -109,3 +109,35 @@ def test_a_server_that_leaves_a_prompt_unanswered_is_an_error(flow, engine, monk
     flow.run("prepare")
     with pytest.raises(EngineError, match="expected 40 answers, found 39; try again"):
         flow.run("regenerate")
+
+
+def test_a_later_turn_is_asked_again_where_the_answer_before_it_is_another_one_now(
+    flow, engine, prompts_file, monkeypatch
+):
+    prompts_file.write_text("")
+    add(prompts_file, [{"turns": [f"First {number}", f"Then {number}"]} for number in range(16)])
+    before = corpus(flow)
+    first = flow.refs[Kind.CORPUS]
+    root = flow.tmp_path / "root"
+    (root / first.key / "manifest.json").unlink()
+    chunks = {path: path.read_text() for path in (root / "regenerate" / "answers").glob("*/*/corpus.jsonl")}
+    for path, text in chunks.items():
+        if '.2"' not in text:
+            path.write_text("torn")
+    kind = type(engine.client())
+    real = kind.generate
+
+    def otherwise(self, prompts, sampling, **more):
+        for generation in real(self, prompts, sampling, **more):
+            generation.output_ids = [65, *generation.output_ids]
+            yield generation
+
+    monkeypatch.setattr(kind, "generate", otherwise)
+    after = corpus(flow)
+    assert after.keys() == before.keys()
+    for name, answer in after.items():
+        base, _, turn = name.partition(".")
+        assert answer.output_ids[0] == 65
+        if turn:
+            spoken = after[base].input_ids + after[base].output_ids
+            assert answer.input_ids[: len(spoken)] == spoken
