@@ -71,9 +71,11 @@ class LocalStore:
                 except FileExistsError:
                     return target.read_bytes() == data
             else:
-                if not target.is_file() or target.read_bytes() not in (seen, data):
-                    return False
-                temp.replace(target)
+                # Only reading and replacing under one lock is one step.
+                with self.claim("swap", on_wait=lambda: None):
+                    if not target.is_file() or target.read_bytes() not in (seen, data):
+                        return False
+                    temp.replace(target)
             to_disk(target.parent)
         return True
 

@@ -234,3 +234,22 @@ def test_an_owner_that_was_only_slow_does_not_end_its_successors_claim(store, el
     successor.__exit__(None, None, None)
     with store.claim("capture/i/s") as again:
         assert again
+
+
+def test_in_a_directory_of_many_that_swap_what_they_saw_each_change_is_kept(tmp_path):
+    store = open_store(str(tmp_path))
+    assert store.swap("list", b"", None)
+
+    def add(who):
+        for number in range(20):
+            while True:
+                seen = store.read_bytes("list")
+                if store.swap("list", seen + f"{who}-{number} ".encode(), seen):
+                    break
+
+    threads = [threading.Thread(target=add, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(store.read_bytes("list").split())) == 80
