@@ -163,7 +163,8 @@ def open_index(root: Path, count: int) -> float:
     staged.mkdir(parents=True)
     lengths, per_shard = rng.integers(64, 4096, count).astype(np.int32), 64
     columns = {
-        "length": lengths, "supervised": lengths // 2, "shard": np.arange(count) // per_shard,
+        "length": lengths, "supervised": lengths // 2, "label_rows": lengths // 2,
+        "shard": np.arange(count) // per_shard,
         "held_out": np.zeros(count, np.bool_), "domain": np.zeros(count, np.int32),
     }  # fmt: skip
     values = {

@@ -52,6 +52,14 @@ class CaptureConfig(Section):
         "labels",
         description="Tokens whose last hidden state is stored: those a loss can read, or all.",
     )
+    max_bad_samples: float = Field(
+        0.001,
+        ge=0,
+        lt=1,
+        description="Share of a shard's samples, one at least unless it is 0, whose states may hold NaN "
+        "or infinity; nothing is learnt from them.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     reserve_bytes: int = Field(
         1 << 30, ge=0, description="Free space the root must keep, in bytes.", json_schema_extra=NOT_IDENTITY
     )

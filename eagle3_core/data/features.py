@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.data.encoding import Encoding, dequantise, label_rows, num_label_rows
+from eagle3_core.data.encoding import Encoding, dequantise, label_rows
 from eagle3_core.data.remote import open_shard
 from eagle3_core.data.shards import FEATURES
 from eagle3_core.errors import UnknownSchemaError
@@ -133,7 +133,8 @@ def write_feature_set(
     Args:
         directory: where its files go.
         encoding: how all its shards are stored.
-        columns: length, supervised, shard, held_out and domain of every sample, in the order of shards and of rows.
+        columns: length, supervised, label_rows, shard, held_out and domain of every sample, in the order of shards and
+            of rows.
         values: aux_layers, target, engine, domains, sample_ids and, for each shard, its key and manifest_sha256.
     """
     import numpy as np
@@ -141,10 +142,7 @@ def write_feature_set(
 
     index = {name: np.asarray(columns[name], dtype=np.int32) for name in ("length", "supervised", "shard", "domain")}
     length, shard = index["length"], index["shard"]
-    last = length
-    if encoding.last_rows == "labels":
-        pairs = zip(length.tolist(), index["supervised"].tolist(), strict=True)
-        last = np.array([num_label_rows(*pair) for pair in pairs], dtype=np.int32)
+    last = np.asarray(columns["label_rows"]) if encoding.last_rows == "labels" else length
     firsts = np.searchsorted(shard, shard)
 
     def within_shard(rows: Any) -> Any:

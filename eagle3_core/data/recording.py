@@ -71,23 +71,28 @@ def record(
     shard: PlannedShard,
     samples: ShardSamples,
     directory: Path,
+    max_bad: float,
     on_tokens: Callable[[int], None],
 ) -> dict[str, str]:
     """Write features.safetensors and index.json of one shard into `directory`; return the tensors' checksums.
 
     Raises:
-        CaptureMismatchError: ids, rows or order differ, a value is not finite, or the canary's states differ.
+        CaptureMismatchError: ids, rows or order differ, more samples than a share of `max_bad` (at least one, unless it
+            is 0) have values that are not finite, or the canary's states differ.
     """
     canary = min(range(len(samples.input_ids)), key=lambda sample: len(samples.input_ids[sample]))
     every, middle = list(range(len(samples.input_ids))), len(samples.input_ids) // 2
     order = [None, *every[:middle], None, *every[middle:], None]
     asked = [samples.input_ids[canary if sample is None else sample] for sample in order]
     first: Captured | None = None
-    written = 0
+    written, bad = 0, list[str]()
     with ShardWriter(directory / FEATURES, plan.encoding, shard.tokens, shard.label_rows) as writer:
         for sample, ids, got in _in_order(capture, order, asked):
             if sample is not None:
-                writer.append(ids, samples.supervised[sample], got.aux_hidden_states, got.last_hidden_state)
+                states = got.aux_hidden_states, got.last_hidden_state
+                if not writer.append(ids, samples.supervised[sample], *states):
+                    bad.append(shard.sample_ids[sample])
+                    _check_budget(bad, shard, plan.dtype, max_bad)
                 written += len(ids)
                 on_tokens(written)
             elif first is None:
@@ -95,8 +100,22 @@ def record(
             else:
                 check_canary(first, got, plan)
     lengths = [len(ids) for ids in samples.input_ids]
-    write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest})
+    write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest, "not_finite": bad})
     return writer.checksums()
+
+
+def _check_budget(bad: Sequence[str], shard: PlannedShard, dtype: str, max_bad: float) -> None:
+    """Refuse more bad samples than are allowed: it is not the samples then.
+
+    Raises:
+        CaptureMismatchError: names the last one.
+    """
+    allowed = max(1, int(max_bad * len(shard.sample_ids))) if max_bad else 0
+    if len(bad) > allowed:
+        raise CaptureMismatchError(
+            f"capture: {len(bad)} samples of a shard have states that are not finite in {dtype}, {allowed} are allowed "
+            f"(capture.max_bad_samples), the last is {bad[-1]}; choose a wider capture.dtype or target.dtype"
+        )
 
 
 def _in_order(
@@ -123,6 +142,8 @@ def check_canary(first: Captured, later: Captured, plan: ShardPlan) -> None:
     Raises:
         CaptureMismatchError: a layer's rows differ by more than the tolerance of the target's dtype.
     """
+    import torch
+
     bound = TOLERANCE[plan.target_dtype]
     pairs = {"last_hidden_state": (first.last_hidden_state, later.last_hidden_state)}
     size = plan.hidden_size
@@ -132,9 +153,12 @@ def check_canary(first: Captured, later: Captured, plan: ShardPlan) -> None:
     for name, (one, other) in pairs.items():
         if one.shape != other.shape:
             raise CaptureMismatchError(f"canary: {name}: expected shape {tuple(one.shape)}, found {tuple(other.shape)}")
-        norms = one.double().norm(dim=1).clamp_min(1e-12)
+        if not torch.equal(torch.isfinite(one), torch.isfinite(other)):
+            raise CaptureMismatchError(f"canary: {name}: expected equal states, found NaN or infinity in one alone")
+        one, other = (states.double().nan_to_num(0.0, 0.0, 0.0) for states in (one, other))
+        norms = one.norm(dim=1).clamp_min(1e-12)
         # The mean over rows: a first token of huge norm must not hide the others.
-        error = float(((one.double() - other.double()).norm(dim=1) / norms).mean())
+        error = float(((one - other).norm(dim=1) / norms).mean())
         if not error <= bound:
             raise CaptureMismatchError(
                 f"canary: {name}: expected equal states within {bound}, found a relative difference of {error:.3g} "

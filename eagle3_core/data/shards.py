@@ -16,6 +16,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from pydantic import Field
+
 from eagle3_core.config.base import Section
 from eagle3_core.data.encoding import KIND_BYTES, Encoding, Layout, label_rows, quantise
 from eagle3_core.errors import CaptureMismatchError, CorruptArtifactError
@@ -42,6 +44,7 @@ class ShardIndex(Section):
     sample_ids: tuple[str, ...]
     lengths: tuple[int, ...]
     digest: str
+    not_finite: tuple[str, ...] = Field(description="Samples stored as zeros without supervision.")
 
 
 class ShardWriter:
@@ -59,7 +62,7 @@ class ShardWriter:
         self._hashing = ThreadPoolExecutor(1, thread_name_prefix="shard-checksums")
         self._pending: deque[Future[None]] = deque()
 
-    def append(self, input_ids: Sequence[int], supervised: int, aux: torch.Tensor, last: torch.Tensor) -> None:
+    def append(self, input_ids: Sequence[int], supervised: int, aux: torch.Tensor, last: torch.Tensor) -> bool:
         """Write one sample of T tokens, of which the last `supervised` are the answer.
 
         Args:
@@ -68,25 +71,33 @@ class ShardWriter:
             aux: [T, A * D], any float dtype; stored in the shard's.
             last: [T, D].
 
+        Returns:
+            Whether all its values are finite in the shard's precision. Where one is not, zeros are stored and no token
+            is supervised, so that nothing is learnt from it.
+
         Raises:
-            CaptureMismatchError: rows, widths, or a value that is not finite.
+            CaptureMismatchError: rows or widths differ.
         """
         import torch
 
-        rows, size = len(input_ids), self._encoding.hidden_size
-        for name, states, layers in (
-            ("aux_hidden_states", aux, self._encoding.num_aux), ("last_hidden_state", last, 1),
-        ):  # fmt: skip
-            expected = (rows, layers * size)
+        rows, encoding = len(input_ids), self._encoding
+        for name, states, layers in (("aux_hidden_states", aux, encoding.num_aux), ("last_hidden_state", last, 1)):
+            expected = (rows, layers * encoding.hidden_size)
             if tuple(states.shape) != expected:
                 raise CaptureMismatchError(f"{name}: expected shape {expected}, found {tuple(states.shape)}; recapture")
         mask = torch.zeros(rows, dtype=torch.bool)
         mask[rows - supervised :] = True
-        kept = last if self._encoding.last_rows == "all" else last[label_rows(mask)]
-        self._put_states("aux_hidden_states", "aux_scales", aux, self._encoding.num_aux)
-        self._put_states("last_hidden_state", "last_scales", kept, 1)
+        kept = last if encoding.last_rows == "all" else last[label_rows(mask)]
+        stored = {
+            **self._encoded("aux_hidden_states", "aux_scales", aux, encoding.num_aux),
+            **self._encoded("last_hidden_state", "last_scales", kept, 1),
+            "loss_mask": mask.to(torch.uint8),
+        }
+        finite = all(map(_is_finite, stored.values()))
+        for name, values in stored.items():
+            self._put(name, values if finite else torch.zeros_like(values))
         self._put("input_ids", torch.tensor(input_ids, dtype=torch.int32))
-        self._put("loss_mask", mask.to(torch.uint8))
+        return finite
 
     def checksums(self) -> dict[str, str]:
         """Return the sha256 of every tensor as it was handed over: what the disk returns must equal it."""
@@ -118,28 +129,13 @@ class ShardWriter:
                 "recapture"
             )
 
-    def _put_states(self, name: str, scales_name: str, states: torch.Tensor, layers: int) -> None:
+    def _encoded(self, name: str, scales_name: str, states: torch.Tensor, layers: int) -> dict[str, torch.Tensor]:
         import torch
 
-        if scales_name in self._layout:
-            # A value that is not finite makes its row's scale so.
-            stored, scales = quantise(states, layers)
-            self._check_finite(name, scales)
-            self._put(scales_name, scales)
-        else:
-            stored = states.to(getattr(torch, self._encoding.dtype))
-            self._check_finite(name, stored)
-        self._put(name, stored)
-
-    def _check_finite(self, name: str, values: torch.Tensor) -> None:
-        import torch
-
-        # A sum is not finite where a value is not (and seldom else): one pass without a second tensor.
-        if not bool(torch.isfinite(values.sum())) and not bool((finite := torch.isfinite(values)).all()):
-            raise CaptureMismatchError(
-                f"{name}: {int((~finite).sum())} values are not finite in {self._encoding.dtype}; "
-                "choose a wider capture.dtype or target.dtype"
-            )
+        if scales_name not in self._layout:
+            return {name: states.to(getattr(torch, self._encoding.dtype))}
+        stored, scales = quantise(states, layers)
+        return {name: stored, scales_name: scales}
 
     def _put(self, name: str, values: torch.Tensor) -> None:
         import torch
@@ -164,6 +160,16 @@ class ShardWriter:
         """Wait until at most so many pieces are without their checksum; their memory is free then."""
         while len(self._pending) > most:
             self._pending.popleft().result()
+
+
+def _is_finite(values: torch.Tensor) -> bool:
+    """Whether every value is; one in 8 bits is where its scale is."""
+    import torch
+
+    if not values.is_floating_point() or values.element_size() == 1:
+        return True
+    # A sum is not finite where a value is not (and seldom else): one pass without a second tensor.
+    return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
 
 
 def write_index(path: Path, sample_ids: Sequence[str], lengths: Sequence[int], facts: Mapping[str, Any]) -> None:

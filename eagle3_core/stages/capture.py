@@ -100,7 +100,8 @@ def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, engine:
     staged = _out(context) / f"{shard.index:05d}"
     staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
-    return record(engine.capture, plan, shard, samples, staged, _reporter(context, plan, shard))
+    max_bad = context.run.capture.max_bad_samples
+    return record(engine.capture, plan, shard, samples, staged, max_bad, _reporter(context, plan, shard))
 
 
 def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard, checksums: Mapping[str, str]) -> Ref:

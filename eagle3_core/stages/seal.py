@@ -8,8 +8,10 @@ from pathlib import Path
 from eagle3_core.artifacts import Ref
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
+from eagle3_core.data.encoding import num_label_rows
 from eagle3_core.data.features import write_feature_set
 from eagle3_core.data.plan import PlannedSample, ShardPlan, read_plan, read_samples
+from eagle3_core.data.shards import INDEX, ShardIndex
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import ShardFinding, quarantine_bad
 from eagle3_core.storage import ObjectStore, find, load
@@ -34,17 +36,18 @@ def run(context: StageContext) -> Ref:
     _check_sets(plan, samples)
     content = {"shards": canonical_sha256([finding.manifest_sha256 for finding in findings])}
     staged = context.staged()
-    _write(staged, plan, samples, findings)
+    bad = _bad_samples(context.store, plan)
+    _write(staged, plan, samples, bad, findings)
     tokens = sum(sample.length for sample in samples)
-    supervised = sum(sample.supervised for sample in samples)
-    context.progress.update(len(findings), len(findings), "shards")
+    supervised = sum(sample.supervised for sample in samples if sample.id not in bad)
+    context.progress.update(len(findings), len(findings), "shards", not_finite=len(bad))
     return context.commit(
         staged,
         content=content,
         facts={"aux_layers": list(plan.aux_layers), "encoding": plan.encoding.model_dump(mode="json"),
-               "target": plan.target, "engine": plan.engine},
+               "target": plan.target, "engine": plan.engine, "not_finite_samples": sorted(bad)},
         ref_facts={"samples": len(samples), "held_out": sum(sample.held_out for sample in samples),
-                   "tokens": tokens, "supervised": supervised, "shards": len(findings)},
+                   "tokens": tokens, "supervised": supervised, "shards": len(findings), "not_finite": len(bad)},
     )  # fmt: skip
 
 
@@ -86,12 +89,25 @@ def _check_sets(plan: ShardPlan, samples: Sequence[PlannedSample]) -> None:
         )
 
 
-def _write(staged: Path, plan: ShardPlan, samples: Sequence[PlannedSample], findings: Sequence[ShardFinding]) -> None:
+def _bad_samples(store: ObjectStore, plan: ShardPlan) -> frozenset[str]:
+    """Return the samples that are stored as zeros, since their states are not finite."""
+    indexes = (ShardIndex.parse(load(store, shard.key).json(INDEX), shard.key) for shard in plan.shards)
+    return frozenset(name for index in indexes for name in index.not_finite)
+
+
+def _write(
+    staged: Path,
+    plan: ShardPlan,
+    samples: Sequence[PlannedSample],
+    bad: frozenset[str],
+    findings: Sequence[ShardFinding],
+) -> None:
     domains = sorted({sample.domain for sample in samples})
     columns: dict[str, Sequence[int]] = {
         "length": [sample.length for sample in samples],
         "shard": [sample.shard for sample in samples],
-        "supervised": [sample.supervised for sample in samples],
+        "supervised": [0 if sample.id in bad else sample.supervised for sample in samples],
+        "label_rows": [num_label_rows(sample.length, sample.supervised) for sample in samples],
         "held_out": [sample.held_out for sample in samples],
         "domain": [domains.index(sample.domain) for sample in samples],
     }

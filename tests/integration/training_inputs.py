@@ -81,6 +81,7 @@ def make_inputs(base: Path, *, nproc: int = 2, **training: object) -> TrainingIn
         "length": [len(ids) for ids, *_ in samples],
         "shard": [0 for _ in samples],
         "supervised": [len(ids) - 3 for ids, *_ in samples],
+        "label_rows": [num_label_rows(len(ids), len(ids) - 3) for ids, *_ in samples],
         "held_out": [number % 8 == 0 for number in range(len(samples))],
         "domain": [0 for _ in samples],
     }

@@ -41,7 +41,7 @@ def test_37312_samples_open_without_any_shard_being_there(tmp_path):
     staged = tmp_path / "staged"
     staged.mkdir()
     columns = {name: [0] * count for name in ("shard", "domain", "held_out")}
-    columns |= {"length": lengths, "supervised": lengths}
+    columns |= {"length": lengths, "supervised": lengths, "label_rows": lengths}
     values = {
         "aux_layers": [1, 29, 57], "target": {}, "domains": ["general"],
         "sample_ids": [f"{number:024x}" for number in range(count)],

@@ -69,7 +69,7 @@ def test_a_disk_that_fills_while_working_ahead_fails_no_task_and_leaves_nothing(
         calls.append(writer)
         if len(calls) > own + 2:
             raise OSError(errno.ENOSPC, "No space left on device")
-        real(writer, *states)
+        return real(writer, *states)
 
     monkeypatch.setattr(ShardWriter, "append", append)
     planned.run("capture", 0)
