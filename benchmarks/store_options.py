@@ -24,10 +24,10 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.config.recipes import load_recipe
 from eagle3_core.data.encoding import label_rows
 from eagle3_core.data.features import FeatureSet
-from eagle3_core.model.loss import target_logits
 from eagle3_core.storage import load
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
+from eagle3_core.train.labels import Labels
 from eagle3_core.train.prepare import build_job
 from eagle3_core.train.request import TrainRequest
 from eagle3_core.train.validate import validate
@@ -54,9 +54,9 @@ def job_of(pipeline: Pipeline) -> TrainJob:
 
 def tau_on(reference: TrainJob, checkpoint: Path) -> float:
     """Return tau of a trained drafter on the reference's held-out samples."""
-    drafter, head, draft_to_target = reference.build(torch.device("cpu"))
+    drafter, head = reference.build(torch.device("cpu"))
     drafter.load_state_dict(load_file(checkpoint))
-    return validate(reference, drafter, head, draft_to_target, Ranks.alone()).score
+    return validate(reference, drafter, Labels(head, reference.dtype), Ranks.alone()).score
 
 
 def teacher_moved(reference: FeatureSet, other: FeatureSet, head: torch.Tensor) -> tuple[float, float]:
@@ -65,7 +65,7 @@ def teacher_moved(reference: FeatureSet, other: FeatureSet, head: torch.Tensor) 
     for sample in reference.held_out.nonzero()[0].tolist():
         one, two = reference.read(sample), other.read(sample)
         kept = label_rows(one.loss_mask)
-        p, q = (target_logits(states.last_hidden_state[kept].float(), head).log_softmax(-1) for states in (one, two))
+        p, q = ((states.last_hidden_state[kept].float() @ head.T).log_softmax(-1) for states in (one, two))
         divergence += float((p.exp() * (p - q)).sum())
         differ += int((p.argmax(-1) != q.argmax(-1)).sum())
         rows += len(kept)
