@@ -15,58 +15,71 @@ from eagle3_core.storage.local import full_disk_is_typed, locked
 _LOCK, _TEMP = "lock", ".tmp"
 
 
+class Held:
+    """A file of the cache, which nobody removes as long as this object lives."""
+
+    def __init__(self, path: Path) -> None:
+        """Open and share it.
+
+        Raises:
+            FileNotFoundError: it is not there, or was removed this very moment.
+        """
+        self._descriptor = os.open(path, os.O_RDONLY)
+        self.path = path
+        fcntl.flock(self._descriptor, fcntl.LOCK_SH)
+        if not os.path.samestat(os.fstat(self._descriptor), path.stat()):
+            raise FileNotFoundError(path)
+
+    def __del__(self) -> None:
+        """Let it go."""
+        if hasattr(self, "_descriptor"):
+            os.close(self._descriptor)
+
+
 @dataclass(frozen=True)
 class ByteCache:
     """Files of at most `limit` bytes together, shared by all processes of a machine.
 
-    Never more than half of the free disk either. Files in use (see `using`) are not removed.
+    Never more than half of the free disk either. Files that somebody holds are not removed.
     """
 
     directory: Path
     limit: int
 
-    def file(self, name: str, filename: str, size: int, download: Callable[[Path], None]) -> Path:
-        """Return the file called `name`, downloaded where it is not there yet, whatever room there is."""
-        target = self._entry(name, filename)
-        if not self._there(target, size):
-            with self._alone():
-                self._make_room(size)
-                self._fill(target, size, download)
-        return target
+    def hold(
+        self, name: str, filename: str, size: int, download: Callable[[Path], None], *, needed: bool = True
+    ) -> Held | None:
+        """Return the file called `name`, downloaded where it is not there yet.
 
-    def using(self, name: str, filename: str, size: int, download: Callable[[Path], None]) -> tuple[Path, int] | None:
-        """Return the same, and a descriptor that keeps the file while it is open; None where there is no room."""
-        target = self._entry(name, filename)
+        One that is not `needed` as a file is None where there is no room for it; another comes in spite of the limit.
+        """
+        target = self.directory / name[:2] / name / filename
+        if (held := self._held(target, size)) is not None:
+            return held
         with self._alone():
-            if not self._there(target, size):
-                if not self._make_room(size):
-                    return None
-                self._fill(target, size, download)
-            descriptor = os.open(target, os.O_RDONLY)
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-        return target, descriptor
+            if not self._make_room(size) and not needed and not target.exists():
+                return None
+            if (held := self._held(target, size)) is None:
+                self._fill(target, download)
+                held = Held(target)
+        return held
 
     def bytes(self) -> int:
         """Return the bytes of all files."""
         return sum(path.stat().st_size for path in self._files())
 
-    def _entry(self, name: str, filename: str) -> Path:
-        return self.directory / name[:2] / name / filename
-
-    def _there(self, target: Path, size: int) -> bool:
+    def _held(self, target: Path, size: int) -> Held | None:
         try:
-            there = target.stat().st_size == size
-        except FileNotFoundError:
-            return False
-        if there:
+            held = Held(target)
+            if target.stat().st_size != size:
+                return None
             # The time of its last use; a file system may be mounted without.
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(target)
-        return there
+            os.utime(target)
+        except FileNotFoundError:
+            return None
+        return held
 
-    def _fill(self, target: Path, size: int, download: Callable[[Path], None]) -> None:
-        if self._there(target, size):
-            return
+    def _fill(self, target: Path, download: Callable[[Path], None]) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         temp = target.with_name(f".{target.name}{_TEMP}")
         try:

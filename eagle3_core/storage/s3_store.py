@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -14,13 +14,15 @@ from urllib.parse import urlsplit
 
 from eagle3_core.errors import CorruptArtifactError, InputError
 from eagle3_core.pipeline import STAGES
-from eagle3_core.storage.cache import ByteCache
+from eagle3_core.storage.cache import ByteCache, Held
 from eagle3_core.storage.claims import BucketClaims
 from eagle3_core.storage.s3 import Bucket
 
 CACHE_BYTES = 64 << 30
 _NAME_DIGITS = 16
 _DOWNLOADS = 2
+_RECENT = 8
+"""Files that were asked for last, which stay a while: more than there are readers at once."""
 
 
 class S3Store:
@@ -45,6 +47,8 @@ class S3Store:
         mine = hashlib.sha256(self.root.encode()).hexdigest()[:16]
         self._claims = BucketClaims(self._bucket, self._key("claims"), directory / "claims" / mine)
         self._conditions_hold = False
+        self._recent: deque[Held] = deque(maxlen=_RECENT)
+        self._kept: list[Held] = []
 
     @property
     def root(self) -> str:
@@ -107,15 +111,19 @@ class S3Store:
 
     def local_path(self, key: str, sha256: str) -> Path:
         """Return a cached copy, downloaded once per ETag and compared with `sha256` then."""
-        return self.cache.file(*self._cached(key, sha256))
+        held = self.cache.hold(*self._cached(key, sha256))
+        assert held is not None
+        # Whoever asked opens it in a moment: another reader's download must not take it away before.
+        self._recent.append(held)
+        return held.path
 
     def keep_local(self, key: str, sha256: str) -> Path | None:
         """Return a cached copy that stays while this store lives; None where the cache has no room for it."""
-        found = self.cache.using(*self._cached(key, sha256))
-        if found is None:
+        held = self.cache.hold(*self._cached(key, sha256), needed=False)
+        if held is None:
             return None
-        weakref.finalize(self, os.close, found[1])
-        return found[0]
+        self._kept.append(held)
+        return held.path
 
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
         """Return a part of a file; nothing is kept."""

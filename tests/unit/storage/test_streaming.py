@@ -9,7 +9,7 @@ import torch
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.errors import CorruptArtifactError
-from eagle3_core.storage import open_store
+from eagle3_core.storage import commit, load, open_store
 from eagle3_core.storage.cache import ByteCache
 from eagle3_core.train.loader import batches
 
@@ -60,7 +60,7 @@ def test_a_cache_smaller_than_the_features_gives_the_same_keeps_its_limit_and_do
     assert list(nothing.artifact.store.cache.directory.rglob("features.safetensors")) == []
 
 
-def test_what_is_in_use_stays_and_what_was_not_used_for_longest_goes(tmp_path):
+def test_what_is_held_stays_and_what_was_not_used_for_longest_goes(tmp_path):
     cache = ByteCache(tmp_path, 250)
     made = []
 
@@ -68,22 +68,41 @@ def test_what_is_in_use_stays_and_what_was_not_used_for_longest_goes(tmp_path):
         made.append(path)
         path.write_bytes(b"x" * 100)
 
-    _, descriptor = cache.using("first", "f", 100, download)
-    second = cache.file("second", "f", 100, download)
+    def kept(name):
+        return cache.hold(name, "f", 100, download, needed=False)
+
+    first = kept("first")
+    second = cache.hold("second", "f", 100, download).path
     os.utime(second, (1, 1))
-    os.utime(tmp_path / "fi/first/f", (0, 0))
-    third = cache.using("third", "f", 100, download)
-    assert third is not None
+    os.utime(first.path, (0, 0))
+    third = kept("third")
     assert not second.exists()
-    assert cache.using("fourth", "f", 100, download) is None
-    os.close(descriptor)
-    fourth = cache.using("fourth", "f", 100, download)
-    assert fourth is not None
-    assert not (tmp_path / "fi/first/f").exists()
+    assert kept("fourth") is None
+    assert kept("first").path == first.path
     assert cache.bytes() == 200
-    assert len(made) == 4
-    for _, kept in (third, fourth):
-        os.close(kept)
+    needed = cache.hold("fifth", "f", 100, download)
+    assert needed.path.read_bytes() == b"x" * 100
+    gone = first.path
+    del first
+    os.utime(gone, (0, 0))
+    del needed
+    fourth = kept("fourth")
+    assert fourth is not None
+    assert not gone.exists()
+    assert third.path.exists()
+    assert cache.bytes() == 200
+    assert len(made) == 5
+
+
+def test_a_file_that_was_just_asked_for_is_there_until_it_can_be_opened(s3, tmp_path):
+    store, paths = open_store("s3://bucket/root", 1000), []
+    staged = tmp_path / "staged"
+    for number in range(10):
+        staged.mkdir(exist_ok=True)
+        (staged / "f").write_bytes(bytes([number]) * 900)
+        paths.append(load(store, commit(store, f"capture/i/{number}", staged, Kind.SHARD)).path("f"))
+    assert [path.exists() for path in paths] == [False] + [True] * 9
+    assert store.cache.bytes() == 9 * 900
 
 
 def test_what_a_killed_download_left_is_removed_and_counts_for_nothing(tmp_path):
@@ -91,7 +110,7 @@ def test_what_a_killed_download_left_is_removed_and_counts_for_nothing(tmp_path)
     torn = tmp_path / "ab/abc/.f.tmp.4Fa1"
     torn.parent.mkdir(parents=True)
     torn.write_bytes(b"x" * 200)
-    cache.file("second", "f", 100, lambda path: path.write_bytes(b"x" * 100))
+    cache.hold("second", "f", 100, lambda path: path.write_bytes(b"x" * 100))
     assert not torn.exists()
     assert cache.bytes() == 100
 
