@@ -62,7 +62,7 @@ STAGES: dict[str, Stage] = {
         Stage("export", "Write the directory SGLang loads.", Kind.DRAFTER, inputs=(("checkpoint", Kind.CHECKPOINT),)),
         Stage("parity", "Compare the export with the trained drafter, with negative controls.", Kind.PARITY,
               inputs=(("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT), ("feature_set", Kind.FEATURE_SET)),
-              sections=("evaluation",), engine=True),
+              sections=("evaluation",), engine=True, version=2),
         Stage("evaluate", "Serve held-out prompts with one draft shape, or with none.", Kind.MEASUREMENT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
               sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=2),

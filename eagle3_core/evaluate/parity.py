@@ -13,7 +13,7 @@ from eagle3_core.config.base import Section
 from eagle3_core.engine.layers import engine_layer_ids
 from eagle3_core.errors import NotSpeculatingError, ParityError
 from eagle3_core.evaluate.acceptance import Walk, chain_walk
-from eagle3_core.evaluate.reference import Reference
+from eagle3_core.evaluate.reference import LAYER, Reference
 from eagle3_core.identity import TargetShape
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.unroll import Chains, unroll
@@ -67,7 +67,11 @@ def trained_logits(network: Eagle3Drafter) -> Logits:
 
 
 class Parity(Section):
-    """The figures; `losses` is the share of the gain, tau - 1, that each negative control cost."""
+    """The figures; `losses` is the share of the gain, tau - 1, that each negative control cost.
+
+    `moved` is how far the logits move by mistakes that may leave a short answer's tau alone; the comparison of logits
+    must see those.
+    """
 
     depth: int
     samples: int
@@ -77,6 +81,7 @@ class Parity(Section):
     tau_export: float
     tau_trainer: float
     losses: dict[str, float]
+    moved: dict[str, float]
 
 
 def compare(
@@ -111,6 +116,7 @@ def compare(
     return Parity(
         depth=depth, samples=len(samples), positions=compared, max_logit_difference=_finite(differences),
         argmax_agreement=equal / compared, tau_export=tau, tau_trainer=_tau(trained_walks), losses=losses,
+        moved={name: _moved(reference, wrong, samples[0], depth) for name, wrong in quiet_controls(reference)},
     )  # fmt: skip
 
 
@@ -130,6 +136,14 @@ def controls(reference: Reference) -> Iterator[tuple[str, Reference, Callable[[H
     straight = tuple(range(layers))
     for order in sorted({straight[::-1], straight[1:] + straight[:1], straight[-1:] + straight[:-1]} - {straight}):
         yield "aux layers out of order", reference, partial(_reordered, order=order, width=width)
+
+
+def quiet_controls(reference: Reference) -> Iterator[tuple[str, Reference]]:
+    """Yield mistakes that need not cost acceptance at once: name, and a wrong reference."""
+    rope = reference.config["rope_parameters"]
+    still = {"rope_type": "linear", "rope_theta": rope["rope_theta"], "factor": 1e12}
+    yield "RoPE standing still", replace(reference, config={**reference.config, "rope_parameters": still})
+    yield "missing norm", replace(reference, without_norm=f"{LAYER}hidden_norm")
 
 
 def require(parity: Parity, validation_tau: float | None = None) -> None:
@@ -152,6 +166,12 @@ def require(parity: Parity, validation_tau: float | None = None) -> None:
         if tau is not None and abs(parity.tau_export - tau) > MAX_TAU_DIFFERENCE * tau:
             raise ParityError(f"tau at depth {parity.depth}: {parity.tau_export:.4f} from the export, {tau:.4f} from "
                               f"the {name}, expected at most {MAX_TAU_DIFFERENCE:.0%} apart")  # fmt: skip
+    for name, moved in parity.moved.items():
+        if not moved > MAX_LOGIT_DIFFERENCE:
+            raise ParityError(
+                f"the gate has no power: with {name} the logits move by {moved:.3g}, expected more than the "
+                f"{MAX_LOGIT_DIFFERENCE:g} it looks for; a drafter without use for it is hardly trained, train longer"
+            )
     gain = parity.tau_export - 1
     for name, loss in parity.losses.items():
         if gain < MIN_GAIN or not loss > MIN_CONTROL_LOSS:
@@ -160,6 +180,13 @@ def require(parity: Parity, validation_tau: float | None = None) -> None:
                 f"{gain:.3f}, expected more than {MIN_CONTROL_LOSS:.0%} of at least {MIN_GAIN:g}; a drafter this weak "
                 "cannot be told from a broken one, train it longer"
             )
+
+
+def _moved(reference: Reference, wrong: Reference, sample: HeldOut, depth: int) -> float:
+    """Return the largest difference a mistake makes to the logits of one sample."""
+    first, second = (one.unroll(sample.input_ids, sample.aux_hidden_states, depth, rows=sample.rows)
+                     for one in (reference, wrong))  # fmt: skip
+    return float((first - second)[sample.labels(depth) >= 0].abs().max())
 
 
 def require_layer_ids(reference: Reference, captured: Sequence[int], target: TargetShape) -> None:

@@ -107,6 +107,8 @@ class Reference:
     weights: Mapping[str, torch.Tensor]
     target_ids: torch.Tensor
     embedding: torch.Tensor
+    without_norm: str = ""
+    """A norm that is left out on purpose, for a negative control."""
 
     @classmethod
     def load(cls, directory: Path, ends: TargetEnds) -> Reference:
@@ -147,7 +149,7 @@ class Reference:
         logits = []
         for step in range(steps):
             carried = self._layer(tokens, carried, step, keys, values)
-            normed = _rms(carried[rows], self.weights["model.norm.weight"], self._eps)
+            normed = self._normed("model.norm", carried[rows])
             logits.append(normed @ self.weights["lm_head.weight"].T)
             if drafting:
                 tokens = tokens.clone()
@@ -160,9 +162,12 @@ class Reference:
         """Return the target ids SGLang would draft, by arg-max and d2t."""
         return self.target_ids[logits.argmax(-1)]
 
-    @property
-    def _eps(self) -> float:
-        return float(self.config["rms_norm_eps"])
+    def _normed(self, name: str, states: torch.Tensor) -> torch.Tensor:
+        """Return states [..., D] after an RMS norm."""
+        if name == self.without_norm:
+            return states
+        scale = torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + float(self.config["rms_norm_eps"]))
+        return states * scale * self.weights[f"{name}.weight"]
 
     def _heads(self, name: str, states: torch.Tensor, width: int) -> torch.Tensor:
         projected = states @ self.weights[f"{LAYER}self_attn.qkv_proj.weight.{name}_proj"].T
@@ -174,8 +179,8 @@ class Reference:
     ) -> torch.Tensor:  # fmt: skip
         """Return the pre-norm output [S, D] of one step, and append its keys and values [H, S, d]."""
         width = int(self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"])
-        embedded = _rms(self.embedding[tokens], self.weights[f"{LAYER}input_layernorm.weight"], self._eps)
-        normed = _rms(carried, self.weights[f"{LAYER}hidden_norm.weight"], self._eps)
+        embedded = self._normed(f"{LAYER}input_layernorm", self.embedding[tokens])
+        normed = self._normed(f"{LAYER}hidden_norm", carried)
         states = torch.cat([embedded, normed], dim=-1)
         cos, sin = rotations(self.config, torch.arange(step, step + tokens.numel()), width)
         queries = _rotate(self._heads("q", states, width), cos, sin)
@@ -184,7 +189,7 @@ class Reference:
         values.append(self._heads("v", states, width).repeat_interleave(groups, dim=0))
         attended = _attend(queries, keys, values).transpose(0, 1).reshape(tokens.numel(), -1)
         residual = carried + attended @ self.weights[f"{LAYER}self_attn.o_proj.weight"].T
-        inner = _rms(residual, self.weights[f"{LAYER}post_attention_layernorm.weight"], self._eps)
+        inner = self._normed(f"{LAYER}post_attention_layernorm", residual)
         gate = inner @ self.weights[f"{LAYER}mlp.gate_up_proj.weight.gate_proj"].T
         up = inner @ self.weights[f"{LAYER}mlp.gate_up_proj.weight.up_proj"].T
         mlp = (torch.nn.functional.silu(gate) * up) @ self.weights[f"{LAYER}mlp.down_proj.weight"].T
@@ -204,10 +209,6 @@ def _attend(queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.
     for index, own in enumerate(values[1:]):
         out = out + weights[..., slots + index : slots + index + 1] * own
     return out
-
-
-def _rms(states: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + eps) * weight
 
 
 def _rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_core.errors import ParityError
-from eagle3_core.evaluate.parity import MIN_CONTROL_LOSS, compare, controls, require, trained_logits
+from eagle3_core.evaluate.parity import (
+    MAX_LOGIT_DIFFERENCE,
+    MIN_CONTROL_LOSS,
+    compare,
+    controls,
+    require,
+    trained_logits,
+)
 from eagle3_core.evaluate.reference import Reference, load_as_sglang
 
 DEPTH = 5
@@ -30,6 +37,14 @@ def test_each_deliberate_mistake_costs_more_than_a_tenth_of_the_gain(world):
     losses = measure(world, world.reference()).losses
     assert set(losses) == {"lm_head zeroed", "d2t absolute", "ids shifted by one", "aux layers out of order"}
     assert min(losses.values()) > 5 * MIN_CONTROL_LOSS
+
+
+def test_quiet_mistakes_move_the_logits_far_beyond_what_the_gate_looks_for(world):
+    parity = measure(world, world.reference())
+    assert set(parity.moved) == {"RoPE standing still", "missing norm"}
+    assert min(parity.moved.values()) > 100 * MAX_LOGIT_DIFFERENCE
+    with pytest.raises(ParityError, match=r"no power: with RoPE standing still the logits move by 0\.0005"):
+        require(parity.model_copy(update={"moved": {"RoPE standing still": 0.0005}}))
 
 
 def test_the_reference_agrees_with_the_trained_network_on_random_weights_at_every_step(world):

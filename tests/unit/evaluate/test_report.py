@@ -35,8 +35,10 @@ RUN = RunConfig.parse(
     "test",
 )  # fmt: skip
 PROMPTS = ("p0", "p1", "p2")
-PARITY = {"depth": 3, "samples": 3, "positions": 20, "max_logit_difference": 1e-6, "argmax_agreement": 1.0,
-          "tau_export": 2.2, "tau_trainer": 2.2, "losses": {"lm_head zeroed": 0.5}}  # fmt: skip
+PARITY = {
+    "depth": 3, "samples": 3, "positions": 20, "max_logit_difference": 1e-6, "argmax_agreement": 1.0,
+    "tau_export": 2.2, "tau_trainer": 2.2, "losses": {"lm_head zeroed": 0.5}, "moved": {"missing norm": 9.0},
+}  # fmt: skip
 ROW = {"tau": 2.1, "full_acc": 0.5, "cond_acc": 0.5, "valid": 10, "loss": 1.0}
 
 
