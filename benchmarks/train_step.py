@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -189,12 +189,16 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--document", type=int, help="let every document have so many tokens, and a row of its own")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--freeze-head", action="store_true")
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    figures = measure(SETTINGS[arguments.setting], arguments)
+    setting, size = SETTINGS[arguments.setting], arguments.document
+    if size:
+        setting = replace(setting, mean_tokens=size, longest=size, row_tokens=size, batch_tokens=size)
+    figures = measure(setting, arguments)
     print(json.dumps({name: round(value, 1) for name, value in figures.items()}))
 
 
