@@ -179,7 +179,11 @@ class EngineClient:
 
         def send(number: int) -> None:
             if number:
-                spooled.wait_admitted(how.spool, members[number - 1][0].group, replies[number - 1].done)
+                before = replies[number - 1]
+                spooled.wait_admitted(how.spool, members[number - 1][0].group, before.done)
+                if before.done():
+                    # One that failed fails those behind it, or each would wait for a server that is silent.
+                    before.result()
             group = groups[number]
             self._prefill(members[number], samples[group.start : group.stop], group.start)
 
@@ -204,7 +208,8 @@ class EngineClient:
             "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
         }
         what = f"samples {first} to {first + len(samples) - 1} ({sum(map(len, samples))} tokens)"
-        for reply in self._post("/generate", request, what):
+        # Never sent twice: the first one may still be computed, and would meet itself.
+        for reply in self._post("/generate", request, what, attempts=1):
             cached = int(reply["meta_info"].get("cached_tokens", 0))
             if cached:
                 raise CaptureMismatchError(f"{what}: expected no cached tokens, found {cached}; is the radix cache on?")
@@ -245,22 +250,22 @@ class EngineClient:
                 for future in pending:
                     future.cancel()
 
-    def _post(self, path: str, body: dict[str, Any], what: str) -> Any:
-        return self._send(lambda: self._http.post(path, json=body), what).json()
+    def _post(self, path: str, body: dict[str, Any], what: str, attempts: int = _RETRIES) -> Any:
+        return self._send(lambda: self._http.post(path, json=body), what, attempts).json()
 
     def _get(self, path: str) -> dict[str, Any]:
         reply: dict[str, Any] = self._send(lambda: self._http.get(path), path).json()
         return reply
 
-    def _send(self, call: Callable[[], httpx.Response], what: str) -> httpx.Response:
-        for attempt in range(_RETRIES):
+    def _send(self, call: Callable[[], httpx.Response], what: str, attempts: int = _RETRIES) -> httpx.Response:
+        for attempt in range(attempts):
             try:
                 reply = call()
             except httpx.TransportError as error:
                 self._raise_if_dead()
-                if attempt == _RETRIES - 1:
+                if attempt == attempts - 1:
                     raise EngineUnreachableError(
-                        f"{what}: the server lives but {_RETRIES} attempts failed: {error!r}; retry"
+                        f"{what}: the server lives but {attempts} attempts failed: {error!r}; retry"
                     ) from error
                 time.sleep(0.5 * (attempt + 1))
                 continue
