@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from eagle3_core.config import DraftShape, ServingConfig
+from eagle3_core.config import DraftShape, EvaluationConfig, ServingConfig
+from eagle3_core.data.corpus import AskedPrompt
 from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.server import SglangServer
@@ -12,6 +13,8 @@ from eagle3_core.evaluate.bench.drive import Hooks, bench
 from eagle3_core.evaluate.bench.plan import BenchPlan, load_prompts
 from eagle3_core.evaluate.bench.verdict import verdict
 from eagle3_core.evaluate.gate import DEAD_BELOW
+from eagle3_core.evaluate.serve import first_point, sweep
+from eagle3_core.evaluate.sweep import sweep_points
 from tests.integration.test_engine import VOCAB, make_drafter, make_target
 
 TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
@@ -34,6 +37,9 @@ def test_a_real_server_is_measured_as_it_counts(tmp_path):
     with SglangServer(launch, log=tmp_path / "log", threads=1) as server, server.client() as client:
         (run,) = bench([server.url], prompts, plan, Hooks())
         told = client.generate_all(ids, Sampling(TOKENS, ignore_eos=True), concurrency=4)
+        asked = [AskedPrompt(f"p{at}", [], [], "d", True, one) for at, one in enumerate(ids)]
+        evaluation = EvaluationConfig(concurrency=(2, 1), max_new_tokens=TOKENS, max_prompts=12)
+        swept = sweep(server.url, asked, evaluation, Hooks(), ignore_eos=True)
     assert run.server.title == "EAGLE3 3/1/4"
     by_ids = {tuple(answer.output_ids): answer for answer in told}
     assert len(run.answers) == 2 * 2 * len(prompts)
@@ -51,4 +57,12 @@ def test_a_real_server_is_measured_as_it_counts(tmp_path):
         assert len(cell.acceptance_at) >= 1
         assert set(cell.domains) == {"d0", "d1"}
     assert run.cells[1].mean_in_flight > 2 * run.cells[0].mean_in_flight
+    # The pipeline asks the same server with its own token ids, and its measurement is the first point of the sweep.
+    about = {"device": "cpu", "startup_s": 1.0, "prompts": 12, "engine": {}, "repeats": 1, "concurrency": 2,
+             "max_new_tokens": TOKENS, "server_acceptance_length": None}  # fmt: skip
+    measurement = first_point(swept, about)
+    assert measurement.shape == "3/1/4"
+    assert measurement.overall.acceptance_length == pytest.approx(TOKENS * len(ids) / passes, rel=1e-12)
+    assert [(point.concurrency, point.answers) for point in sweep_points(swept)] == [(2, 12), (1, 12)]
+    assert {answer.output_ids for answer in swept.answers} == set(by_ids)
     assert verdict(run, None, None, None).dead == (min(cell.acceptance_length for cell in run.cells) < DEAD_BELOW)
