@@ -52,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _execute(arguments: argparse.Namespace, directory: Path) -> Ref:
-    store = open_store(arguments.root)
     stage = STAGES[arguments.stage]
+    run = RunConfig.parse(json.loads(open_store(arguments.root).read_bytes(arguments.run)), arguments.run)
     context = StageContext(
         stage=stage,
-        run=RunConfig.parse(json.loads(store.read_bytes(arguments.run)), arguments.run),
-        store=store,
+        run=run,
+        store=open_store(arguments.root, run.training.cache_bytes),
         inputs={name: Ref.parse(value, name) for name, value in json.loads(arguments.inputs).items()},
         index=arguments.index,
         work=directory / "work",
@@ -66,9 +66,9 @@ def _execute(arguments: argparse.Namespace, directory: Path) -> Ref:
     stage.check_inputs(context.inputs)
     context.work.mkdir(parents=True, exist_ok=True)
     try:
-        run: Callable[[StageContext], Ref] = importlib.import_module(f"eagle3_core.stages.{stage.name}").run
+        execute: Callable[[StageContext], Ref] = importlib.import_module(f"eagle3_core.stages.{stage.name}").run
         with full_disk_is_typed(context.work):
-            return run(context)
+            return execute(context)
     except DEFECTS as error:
         traceback.print_exc()
         where = traceback.extract_tb(error.__traceback__)[-1]

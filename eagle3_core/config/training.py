@@ -37,8 +37,8 @@ class TrainingConfig(Section):
     cache_bytes: int = Field(
         64 << 30,
         ge=0,
-        description="Disk space for shards of a bucket, and never more than half of what is free; what does not fit is "
-        "read again in every epoch, sample by sample. A directory root needs none.",
+        description="Disk space of a machine for what is read from a bucket, and never more than half of what is free; "
+        "shards that do not fit are read again in every epoch, sample by sample. A directory root needs none.",
         json_schema_extra=NOT_IDENTITY,
     )
     nproc: int = Field(

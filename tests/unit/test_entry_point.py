@@ -50,3 +50,17 @@ def test_a_surprise_of_the_machine_stays_one_that_is_retried(arguments, monkeypa
     _stage(monkeypatch, _flaky)
     with pytest.raises(ConnectionResetError):
         entry.main(arguments)
+
+
+def test_every_stage_keeps_to_the_runs_bound_of_the_cache(arguments, monkeypatch) -> None:
+    opened: list[int | None] = []
+
+    def recording(root: str, cache_bytes: int | None = None) -> object:
+        opened.append(cache_bytes)
+        return open_store(root)
+
+    monkeypatch.setattr(entry, "open_store", recording)
+    _stage(monkeypatch, _flaky)
+    with pytest.raises(ConnectionResetError):
+        entry.main(arguments)
+    assert opened[-1] == load_recipe("demo", {}).training.cache_bytes
