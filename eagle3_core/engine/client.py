@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 _RETRIES = 3
 _DEATH_NOTICE_S = 3.0
-_AHEAD = 4
+AHEAD = 4
 """Prefills sent and not yet taken by whoever captures."""
 
 
@@ -187,10 +187,10 @@ class EngineClient:
             group = groups[number]
             self._prefill(members[number], samples[group.start : group.stop], group.start)
 
-        with ThreadPoolExecutor(_AHEAD, thread_name_prefix="engine-capture") as pool:
+        with ThreadPoolExecutor(AHEAD, thread_name_prefix="engine-capture") as pool:
             try:
                 for number, group in enumerate(groups):
-                    while len(replies) < min(number + _AHEAD, len(groups)):
+                    while len(replies) < min(number + AHEAD, len(groups)):
                         replies.append(pool.submit(send, len(replies)))
                     replies[number].result()
                     asked = samples[group.start : group.stop]

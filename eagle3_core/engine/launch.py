@@ -20,6 +20,7 @@ from eagle3_core.engine.layers import check_outputs_of
 from eagle3_core.engine.platform import Device, resolve_device
 from eagle3_core.engine.prefills import most_samples
 from eagle3_core.errors import EngineArgsError
+from eagle3_core.estimate import feature_bytes_per_token
 
 Mode = Literal["serve", "speculate", "capture"]
 
@@ -182,6 +183,12 @@ class LaunchPlan:
     @property
     def _hidden_size(self) -> int:
         return int(self.model.get("hidden_size") or _SMALLEST_SHARED_WIDTH)
+
+    @property
+    def prefill_bytes(self) -> int:
+        """Return the most bytes of states that one prefill of a capture server leaves, a whole long sample included."""
+        tokens = max(self.prefill_tokens, self.max_sample_tokens or 0)
+        return tokens * feature_bytes_per_token(self._hidden_size, len(self.aux_layers), self.dtype)
 
     def environment(self, threads: int, spool: Path | None = None) -> dict[str, str]:
         """Return the variables this plan needs beside the caller's own; `threads` is an upper bound on a CPU."""

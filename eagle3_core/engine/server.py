@@ -20,7 +20,7 @@ import httpx
 
 from eagle3_core.engine import gpus, processes
 from eagle3_core.engine import log as server_log
-from eagle3_core.engine.client import CaptureSettings, EngineClient, Sampling
+from eagle3_core.engine.client import AHEAD, CaptureSettings, EngineClient, Sampling
 from eagle3_core.engine.effective import compare_effective
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.startup import StartWatch
@@ -33,18 +33,17 @@ if TYPE_CHECKING:
 _GRACE_S = {"cuda": 10.0, "cpu": 0.5}
 _WATCH_S = 0.25
 _SPOOL = "eagle3-spool-"
-_SPOOL_ROOM_BYTES = 1 << 30
 
 
-def make_spool(memory: Path, disk: Path) -> Path:
+def make_spool(memory: Path, disk: Path, need_bytes: int) -> Path:
     """Return a fresh spool, in memory where there is room, else on disk; remove those of killed processes first."""
-    room = memory.is_dir() and os.access(memory, os.W_OK)
-    base = memory if room and shutil.disk_usage(memory).free > _SPOOL_ROOM_BYTES else disk
-    base.mkdir(parents=True, exist_ok=True)
-    for left in base.glob(f"{_SPOOL}*"):
+    disk.mkdir(parents=True, exist_ok=True)
+    for left in [*memory.glob(f"{_SPOOL}*"), *disk.glob(f"{_SPOOL}*")]:
         owner = left.name.removeprefix(_SPOOL).split("-")[0]
         if owner.isdigit() and not processes.alive(int(owner)):
             shutil.rmtree(left, ignore_errors=True)
+    room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > need_bytes
+    base = memory if room else disk
     return Path(tempfile.mkdtemp(prefix=f"{_SPOOL}{os.getpid()}-", dir=base))
 
 
@@ -152,7 +151,7 @@ class SglangServer:
     def _start(self) -> None:
         self._port = processes.free_port()
         if self.plan.mode == "capture":
-            self._spool = make_spool(Path("/dev/shm"), self.log.parent)
+            self._spool = make_spool(Path("/dev/shm"), self.log.parent, AHEAD * self.plan.prefill_bytes)
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -67,5 +67,12 @@ def test_a_new_spool_removes_those_of_dead_processes_only(tmp_path):
     for directory in (dead, living):
         directory.mkdir()
         (directory / "file").touch()
-    spool = make_spool(tmp_path / "no-memory", tmp_path)
+    spool = make_spool(tmp_path / "no-memory", tmp_path, 0)
     assert sorted(tmp_path.iterdir()) == sorted([spool, living])
+
+
+def test_a_spool_is_on_disk_where_memory_has_no_room_for_what_may_wait_in_it(tmp_path):
+    memory, disk = tmp_path / "memory", tmp_path / "disk"
+    memory.mkdir()
+    assert make_spool(memory, disk, 0).parent == memory
+    assert make_spool(memory, disk, 1 << 60).parent == disk
