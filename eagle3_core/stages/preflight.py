@@ -68,7 +68,7 @@ def run(context: StageContext) -> Ref:
     staged = context.staged()
     (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
     context.progress.update(len(checks), len(checks), "checks")
-    shown = {"checks": ", ".join(checks), **found["held-out split"]}
+    shown = {"checks": ", ".join(checks), "attention": found["flags"]["attention"], **found["held-out split"]}
     return context.commit(staged, ref_facts=shown, replace=True)
 
 
@@ -163,7 +163,16 @@ def _flags(context: StageContext) -> dict[str, Any]:
         if not context.store.exists(key):
             resolved = dict(zip(plans, validate(list(plans.values())), strict=True))
             context.store.write_bytes(key, json.dumps(resolved, default=str).encode())
-    return accepted
+    return {"arguments": accepted, "attention": _attention(json.loads(context.store.read_bytes(key))["speculate"])}
+
+
+def _attention(resolved: dict[str, Any]) -> str:
+    """Return which attention SGLang picks for target and drafter; where that is wrong for a GPU, `engine_args` decide.
+
+    The drafter takes the target's unless told otherwise, also where it has no kernels for that.
+    """
+    draft = resolved.get("speculative_draft_attention_backend") or "as the target"
+    return f"{resolved.get('attention_backend') or 'as SGLang decides at its start'}, drafter {draft}"
 
 
 def _write_config(config: RunConfig, directory: Path, target_layers: int) -> None:

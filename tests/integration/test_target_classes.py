@@ -51,7 +51,6 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_fac
           "original_max_position_embeddings": 32}  # fmt: skip
 SERVED_ON_A_CPU = {
     "LlamaForCausalLM": {"rope_parameters": LLAMA3},
-    "MistralForCausalLM": {"sliding_window": None},
     "Qwen2ForCausalLM": {"rope_parameters": {**YARN, "factor": 2.0}},
     "Qwen3ForCausalLM": {"rope_parameters": YARN},
     "Phi3ForCausalLM": {},

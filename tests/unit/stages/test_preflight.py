@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from eagle3_core.config import RunConfig
 from eagle3_core.errors import ConfigError, EngineArgsError, TargetError
-from eagle3_core.stages.preflight import _drafter
+from eagle3_core.stages.preflight import _attention, _drafter
 
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 16, "intermediate_size": 24,
@@ -42,3 +42,10 @@ def test_a_target_that_can_be_drafted_for_is_told_with_its_layer_ids(tmp_path):
 def test_a_target_that_cannot_is_refused_before_capture(changes, error, message, tmp_path):
     with pytest.raises(error, match=message):
         checked(tmp_path, **changes)
+
+
+def test_the_attention_that_sglang_picks_is_told():
+    picked = {"attention_backend": "trtllm_mha", "speculative_draft_attention_backend": None}
+    assert _attention(picked) == "trtllm_mha, drafter as the target"
+    assert _attention({**picked, "speculative_draft_attention_backend": "triton"}) == "trtllm_mha, drafter triton"
+    assert _attention({}) == "as SGLang decides at its start, drafter as the target"
