@@ -21,7 +21,7 @@ from eagle3_core.storage.s3 import Bucket
 CACHE_BYTES = 64 << 30
 _NAME_DIGITS = 16
 _DOWNLOADS = 2
-_RECENT = 8
+_RECENT = 5
 """Files that were asked for last, which stay a while: more than there are readers at once."""
 
 

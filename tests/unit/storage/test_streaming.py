@@ -101,8 +101,8 @@ def test_a_file_that_was_just_asked_for_is_there_until_it_can_be_opened(s3, tmp_
         staged.mkdir(exist_ok=True)
         (staged / "f").write_bytes(bytes([number]) * 900)
         paths.append(load(store, commit(store, f"capture/i/{number}", staged, Kind.SHARD)).path("f"))
-    assert [path.exists() for path in paths] == [False] + [True] * 9
-    assert store.cache.bytes() == 9 * 900
+    assert [path.exists() for path in paths] == [False] * 4 + [True] * 6
+    assert store.cache.bytes() == 6 * 900
 
 
 def test_what_a_killed_download_left_is_removed_and_counts_for_nothing(tmp_path):
