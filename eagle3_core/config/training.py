@@ -31,6 +31,9 @@ class TrainingConfig(Section):
         "bfloat16", description="Compute precision; weights stay float32."
     )
     validations: int = Field(4, ge=1, le=1000, description="Validations on held-out samples, the last at the end.")
+    patience: int | None = Field(
+        None, ge=1, description="End after so many validations in a row without a better held-out tau."
+    )
     checkpoint_every_s: float = Field(
         120.0, gt=0, description="Seconds between checkpoints.", json_schema_extra=NOT_IDENTITY
     )
@@ -41,6 +44,13 @@ class TrainingConfig(Section):
         "shards that do not fit are read again in every epoch, sample by sample. A directory root needs none.",
         json_schema_extra=NOT_IDENTITY,
     )
+    checkpoint_every_tokens: int | None = Field(
+        None, gt=0, description="Tokens between checkpoints, in addition.", json_schema_extra=NOT_IDENTITY
+    )
+    rank_timeout_s: float = Field(
+        300.0, gt=0, description="A rank that hangs so long ends the attempt; the next one resumes.",
+        json_schema_extra=NOT_IDENTITY,
+    )  # fmt: skip
     nproc: int = Field(
         2, ge=1, le=1024, description="Processes torchrun starts on this host.", json_schema_extra=NOT_IDENTITY
     )

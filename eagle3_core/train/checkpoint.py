@@ -2,6 +2,7 @@
 
 A checkpoint is a committed artifact below the output's own key: drafter.safetensors (parameters), optimizer.safetensors
 (AdamW moments, random state) and state.json. The newest that verifies is resumed; the last two and the best are kept.
+Training waits for the copy to host memory; the disk or bucket takes it beside the next steps.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import shutil
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from eagle3_core.artifacts import Kind
+from eagle3_core.config import TrainingConfig
 from eagle3_core.errors import ArtifactError, TrainingError
 from eagle3_core.storage import ObjectStore, commit, load, quarantine, verify
 from eagle3_core.train.distributed import Ranks
@@ -74,11 +77,16 @@ class TrainState:
 class Checkpoints:
     """Saves from the leading rank, resumes on all."""
 
-    def __init__(self, store: ObjectStore, output: str, staging: Path, every_s: float, *, leads: bool = True) -> None:
+    def __init__(
+        self, store: ObjectStore, output: str, staging: Path, training: TrainingConfig, *, leads: bool = True
+    ) -> None:
         """Keep checkpoints below `<output>/checkpoints`; prepare them in `staging`."""
         self._store, self._output, self._staging = store, output, staging
-        self._every_s, self._leads = every_s, leads
+        self._training, self._leads = training, leads
         self._saved_at: float | None = None
+        self._saved_tokens = 0
+        self._writer = ThreadPoolExecutor(1, "checkpoint")
+        self._writing: Future[None] | None = None
 
     def key(self, step: int) -> str:
         """Return where the checkpoint of a step is."""
@@ -111,26 +119,48 @@ class Checkpoints:
         return state
 
     def save_if_due(self, drafter: nn.Module, optimizer: AdamW, state: TrainState, *, now: bool = False) -> None:
-        """Commit a checkpoint when asked to, after the very first step, and every `every_s` seconds."""
-        clock = time.monotonic()
-        first = state.step == 1
-        due = self._saved_at is not None and clock - self._saved_at >= self._every_s
-        if self._saved_at is None:
-            self._saved_at = clock
-        if not self._leads or not (now or first or due):
-            return
-        self._save(drafter, optimizer, state)
-        self._saved_at = time.monotonic()
-        self._rotate(state)
+        """Begin a checkpoint when asked to, after the very first step, and when the time or the tokens have come.
 
-    def _save(self, drafter: nn.Module, optimizer: AdamW, state: TrainState) -> None:
+        Raises:
+            Eagle3Error: the checkpoint before could not be written.
+        """
+        if not self._leads:
+            return
+        if self._writing is not None and self._writing.done():
+            self.finish()
+        if now or state.step == 1 or self._due(state):
+            self.finish()
+            self._writing = self._writer.submit(self._write, *_copy(drafter, optimizer), state.to_json(), state.step,
+                                                state.best.step if state.best else state.step)  # fmt: skip
+            self._saved_at, self._saved_tokens = time.monotonic(), state.tokens
+
+    def finish(self) -> None:
+        """Wait until what was begun is committed.
+
+        Raises:
+            Eagle3Error: it could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _due(self, state: TrainState) -> bool:
+        if self._saved_at is None:
+            self._saved_at, self._saved_tokens = time.monotonic(), state.tokens
+        seconds, tokens = time.monotonic() - self._saved_at, state.tokens - self._saved_tokens
+        every = self._training.checkpoint_every_tokens
+        return seconds >= self._training.checkpoint_every_s or (every is not None and tokens >= every)
+
+    def _write(
+        self, parameters: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: str, step: int, best: int
+    ) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
         self._staging.mkdir(parents=True)
-        save_file(parameters_of(drafter), self._staging / PARAMETERS)
-        moments = {name: tensor.detach().cpu().contiguous() for name, tensor in optimizer.state().items()}
-        save_file({**moments, RANDOM_STATE: torch.get_rng_state()}, self._staging / OPTIMIZER)
-        (self._staging / STATE).write_text(state.to_json(), encoding="utf-8")
-        commit(self._store, self.key(state.step), self._staging, Kind.CHECKPOINT, facts={"step": state.step})
+        save_file(parameters, self._staging / PARAMETERS)
+        save_file(moments, self._staging / OPTIMIZER)
+        (self._staging / STATE).write_text(state, encoding="utf-8")
+        commit(self._store, self.key(step), self._staging, Kind.CHECKPOINT, facts={"step": step})
+        self._rotate(best)
 
     def _restore(self, drafter: nn.Module, optimizer: AdamW) -> str:
         for step in reversed(checkpoint_steps(self._store, self._output)):
@@ -155,14 +185,16 @@ class Checkpoints:
             return text
         return ""
 
-    def _rotate(self, state: TrainState) -> None:
+    def _rotate(self, best: int) -> None:
         steps = checkpoint_steps(self._store, self._output)
-        kept = {*steps[-KEPT:], state.best.step if state.best else state.step}
+        kept = {*steps[-KEPT:], best}
         for step in steps:
             if step not in kept:
                 drop_checkpoint(self._store, self.key(step))
 
 
-def parameters_of(drafter: nn.Module) -> dict[str, torch.Tensor]:
-    """Return all parameters by name, on the CPU; the target's embedding is a buffer and not among them."""
-    return {name: parameter.detach().cpu().contiguous() for name, parameter in drafter.named_parameters()}
+def _copy(drafter: nn.Module, optimizer: AdamW) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Return copies in host memory of all parameters, and of moments and random state; training may go on."""
+    parameters = {name: parameter.detach().to("cpu", copy=True) for name, parameter in drafter.named_parameters()}
+    moments = {name: tensor.to("cpu", copy=True) for name, tensor in optimizer.state().items()}
+    return parameters, {**moments, RANDOM_STATE: torch.get_rng_state()}

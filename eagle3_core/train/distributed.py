@@ -9,9 +9,6 @@ from dataclasses import dataclass
 import torch
 from torch import distributed
 
-TIMEOUT = datetime.timedelta(minutes=5)
-"""A rank that hangs this long ends the run; the launcher then resumes from the last checkpoint."""
-
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
@@ -27,14 +24,19 @@ class Ranks:
         return cls(0, 1, torch.device(device))
 
     @classmethod
-    def join(cls, device: str) -> Ranks:
-        """Join the process group torchrun describes in the environment: gloo on CPUs, nccl on GPUs."""
+    def join(cls, device: str, timeout_s: float) -> Ranks:
+        """Join the process group torchrun describes in the environment: gloo on CPUs, nccl on GPUs.
+
+        Who waits `timeout_s` seconds for another rank gives up.
+        """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
         if place.type == "cuda":
             torch.cuda.set_device(place)
         if world > 1:
-            distributed.init_process_group("nccl" if place.type == "cuda" else "gloo", timeout=TIMEOUT)
+            distributed.init_process_group(
+                "nccl" if place.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s)
+            )
         return cls(rank, world, place)
 
     @property

@@ -76,6 +76,12 @@ class TrainJob:
         total, count = self.order.total_steps, self.training.validations
         return frozenset(max(1, round(total * (index + 1) / count)) for index in range(count))
 
+    def over(self, step: int, best_step: int | None) -> bool:
+        """Tell whether training ends after `step`: all steps done, or patience with the best at `best_step` lost."""
+        stale = sum(best_step is not None and best_step < validated <= step for validated in self.validation_steps)
+        patience = self.training.patience
+        return step >= self.order.total_steps or (patience is not None and stale >= patience)
+
     @property
     def dtype(self) -> torch.dtype:
         """Return the precision of matrix products; sums, norms and softmax are in float32, weights too."""

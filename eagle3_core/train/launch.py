@@ -24,6 +24,7 @@ STOP_PATIENCE_S = 60.0
 """How long ranks may take to save after SIGTERM; torchrun itself kills them after 30 s."""
 
 OUT_OF_MEMORY = ("outofmemory", "out of memory", "memoryerror", "can't allocate memory")
+SHARED_MEMORY = ("out of resource: shared memory", "outofresources")
 NO_SPACE = ("no space left", "disk quota exceeded")
 LOST_PEER = ("connection closed by peer", "connection reset", "nccl", "gloo", "socket", "timed out", "timeout")
 
@@ -73,6 +74,8 @@ def diagnose(reports: Sequence[dict[str, Any]], lines: Sequence[str], code: int)
         text = where.lower()
         if any(word in text for word in NO_SPACE):
             return StorageFullError(f"{where}; free space and resume")
+        if any(word in text for word in SHARED_MEMORY):
+            return TrainingError(f"{where}; a kernel needs more shared memory than this GPU has: train on another kind")
         if any(word in text for word in OUT_OF_MEMORY):
             return TrainingError(f"{where}; lower training.row_tokens and training.batch_tokens")
         if not any(word in text for word in LOST_PEER):

@@ -39,7 +39,7 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
     """Train to the end, or until any rank is asked to stop; continue from the newest checkpoint if there is one.
 
     Returns:
-        The state reached; `state.step == job.order.total_steps` when the training is whole.
+        The state reached; `over` tells whether the training is whole.
 
     Raises:
         NonFiniteError: more steps than allowed had NaN or infinite gradients.
@@ -55,7 +55,7 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
     to_come = order.rows_of(ranks.rank, ranks.world, state.step)
     ahead = batches(job.features, to_come, ranks.device, job.dtype)
     stopped = False
-    while state.step < order.total_steps and not stopped:
+    while not (stopped or over(job, state)):
         began = time.perf_counter()
         sums.clear()
         rows = order.rows(state.step)
@@ -83,8 +83,14 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
         improved = False
         if state.step in job.validation_steps:
             improved = trackers.validated(state, validate(job, drafter, labels, ranks))
-        checkpoints.save_if_due(drafter, optimizer, state, now=improved or stopped or state.step == order.total_steps)
+        checkpoints.save_if_due(drafter, optimizer, state, now=improved or stopped or over(job, state))
+    checkpoints.finish()
     return state
+
+
+def over(job: TrainJob, state: TrainState) -> bool:
+    """Tell whether the training is whole."""
+    return job.over(state.step, state.best.step if state.best else None)
 
 
 def accumulate(job: TrainJob, drafter: Eagle3Drafter, batch: Batch, labels: Labels, sums: StepSums) -> None:

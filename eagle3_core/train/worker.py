@@ -52,18 +52,19 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
     from eagle3_core.storage import open_store
     from eagle3_core.train.checkpoint import Checkpoints
     from eagle3_core.train.distributed import Ranks
-    from eagle3_core.train.loop import train
+    from eagle3_core.train.loop import over, train
     from eagle3_core.train.prepare import build_job, write_final
     from eagle3_core.train.trackers import Trackers
 
-    ranks = Ranks.join(request.device)
+    ranks = Ranks.join(request.device, request.run.training.rank_timeout_s)
     store = open_store(request.root, request.run.training.cache_bytes)
     job = build_job(request, store)
-    every_s = request.run.training.checkpoint_every_s
-    checkpoints = Checkpoints(store, request.output, request.work / "checkpoint", every_s, leads=ranks.leads)
+    checkpoints = Checkpoints(
+        store, request.output, request.work / "checkpoint", request.run.training, leads=ranks.leads
+    )
     progress = Progress("train", request.progress) if ranks.leads else None
     state = train(job, ranks, checkpoints, Trackers(progress, request.work / "tensorboard"), stop)
-    if ranks.leads and (best := state.best) is not None and state.step == job.order.total_steps:
+    if ranks.leads and (best := state.best) is not None and over(job, state):
         final = request.work / FINAL
         shutil.rmtree(final, ignore_errors=True)
         final.mkdir()
@@ -72,7 +73,7 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
                           best_step=best.step, trainer_tau=best.score)  # fmt: skip
         (request.work / OUTCOME).write_text(outcome.model_dump_json(), encoding="utf-8")
     ranks.leave()
-    return 0 if state.step == job.order.total_steps else EXIT_CODES[Remedy.RESUME]
+    return 0 if over(job, state) else EXIT_CODES[Remedy.RESUME]
 
 
 def _leave_error(work: Path, error: BaseException) -> None:

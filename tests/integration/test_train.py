@@ -119,6 +119,18 @@ def test_killed_in_every_way_and_resumed_the_output_is_the_same_to_the_last_bit(
     assert "resumed from the checkpoint" in (job / "log").read_text()
 
 
+def test_a_rank_that_hangs_ends_the_attempt_and_the_next_one_resumes(whole, tmp_path):
+    _, expected = whole
+    inputs, job = make_inputs(tmp_path, rank_timeout_s=15), tmp_path / "job"
+    process = start(inputs, job)
+    wait_for_checkpoint(inputs, expected.key, 2, process, job)
+    os.kill(processes(job, "eagle3_core.train.worker")[-1], signal.SIGSTOP)
+    assert process.wait(120) == RESUME, (job / "log").read_text()[-3000:]
+    assert not processes(job)
+    assert "resume" in json.loads((job / "error.json").read_text())["message"]
+    assert finish(inputs, job) == expected
+
+
 def test_one_rank_gives_the_loss_curve_of_two(whole, tmp_path):
     inputs, ref = whole
     alone = make_inputs(tmp_path, nproc=1)

@@ -19,6 +19,8 @@ def report(kind, message, at=1.0, rank=1):
     ([report("NonFiniteError", "too many"), LOST], [], 1, NonFiniteError, "too many"),
     ([LOST, report("CorruptArtifactError", "shard 3")], [], 1, CorruptArtifactError, "shard 3"),
     ([report("OutOfMemoryError", "CUDA out of memory. Tried")], [], 1, TrainingError, "lower training.row_tokens"),
+    ([report("OutOfResources", "out of resource: shared memory, Required: 163840, Hardware limit: 101376. Reducing "
+                              "block sizes or `num_stages` may help.")], [], 1, TrainingError, "another kind"),
     ([report("OSError", "[Errno 28] No space left on device")], [], 1, StorageFullError, "free space"),
     ([LOST], [KILLED], 1, WorkerDiedError, "rank 1 was killed by signal 9 (SIGKILL)"),
     ([LOST], [], 1, WorkerDiedError, "Connection closed by peer"),

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import math
+import time
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from eagle3_core.errors import NonFiniteError
+from eagle3_core.errors import NonFiniteError, StorageFullError
 from eagle3_core.storage import open_store
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.distributed import Ranks
@@ -28,7 +30,7 @@ class Ask:
 
 def run(job, root, stop=None, progress=None):
     store = open_store(str(root))
-    checkpoints = Checkpoints(store, "train/x", root / "staging", job.training.checkpoint_every_s)
+    checkpoints = Checkpoints(store, "train/x", root / "staging", job.training)
     state = train(job, Ranks.alone(), checkpoints, Trackers(progress), stop or Ask())
     return state, checkpoints, store
 
@@ -108,3 +110,35 @@ def test_the_learning_rate_warms_up_then_falls_to_zero(make_job):
     assert rates[0] == pytest.approx(1e-4)
     assert max(rates) == rates[9] == pytest.approx(1e-3)
     assert rates[-1] < 1e-5
+
+
+def test_training_ends_when_tau_has_not_risen_for_so_many_validations(make_job, tmp_path):
+    job = make_job(epochs=40, validations=20, patience=2, learning_rate=1e-12)
+    state, _, _ = run(job, tmp_path)
+    first, *_ = sorted(job.validation_steps)
+    assert state.best.step == first, "nothing is learned at this rate"
+    assert state.step == sorted(job.validation_steps)[2] < job.order.total_steps
+    again, _, _ = run(job, tmp_path)
+    assert again == state, "a second run has nothing left to do"
+
+
+def test_a_checkpoint_that_cannot_be_written_fails_the_training(make_job, tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise StorageFullError("no space")
+
+    monkeypatch.setattr("eagle3_core.train.checkpoint.commit", full)
+    with pytest.raises(StorageFullError):
+        run(make_job(), tmp_path)
+
+
+def test_a_checkpoint_is_of_its_moment_however_long_the_disk_takes(make_job, tmp_path, monkeypatch):
+    _, checkpoints, _ = run(make_job(), tmp_path / "two", Ask(2))
+    expected = checkpoints.parameters(2)
+
+    def slow(tensors, path):
+        time.sleep(0.7)  # the next step is over by then
+        save_file(tensors, path)
+
+    monkeypatch.setattr("eagle3_core.train.checkpoint.save_file", slow)
+    _, checkpoints, _ = run(make_job(checkpoint_every_tokens=1), tmp_path / "slow", Ask(3))
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoints.parameters(2).items())
