@@ -75,17 +75,22 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
             state,
             StepReport(counts["loss"], counts["norm"], rate, sums.valid, sums.correct, time.perf_counter() - began),
         )
-        if state.bad_steps > training.max_bad_steps:
-            raise NonFiniteError(
-                f"step {state.step}: {state.bad_steps} steps had NaN or infinite gradients, at most "
-                f"{training.max_bad_steps} are allowed; lower training.learning_rate or check the captured states"
-            )
+        refuse_bad_steps(state, training.max_bad_steps)
         improved = False
         if state.step in job.validation_steps:
             improved = trackers.validated(state, validate(job, drafter, labels, ranks))
         checkpoints.save_if_due(drafter, optimizer, state, now=improved or stopped or over(job, state))
     checkpoints.finish()
     return state
+
+
+def refuse_bad_steps(state: TrainState, most: int) -> None:
+    """Raise NonFiniteError if more than `most` steps were skipped."""
+    if state.bad_steps > most:
+        raise NonFiniteError(
+            f"step {state.step}: {state.bad_steps} steps had NaN or infinite gradients, at most {most} are allowed; "
+            "lower training.learning_rate or check the captured states"
+        )
 
 
 def over(job: TrainJob, state: TrainState) -> bool:
