@@ -1,0 +1,79 @@
+"""One small training step with the drafter's own heads: what does not run is known before capture."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from eagle3_core.config import RunConfig
+from eagle3_core.data.features import FeatureSample
+from eagle3_core.errors import TrainingError
+from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.matrices import Matrices
+from eagle3_core.model.target_weights import TargetWeights
+from eagle3_core.train.distributed import Ranks
+from eagle3_core.train.job import TrainJob
+from eagle3_core.train.labels import Labels
+from eagle3_core.train.loader import batches
+from eagle3_core.train.loop import accumulate
+from eagle3_core.train.optim import AdamW, StepSums
+
+V, U, D, F = 512, 256, 128, 256
+LENGTHS = (150, 40)
+PROMPT = 12
+
+
+@dataclass(frozen=True)
+class _RandomFeatures:
+    lengths: tuple[int, ...] = LENGTHS
+    supervised: tuple[int, ...] = tuple(length - PROMPT for length in LENGTHS)
+    held_out: tuple[bool, ...] = (False, False)
+    sample_ids: tuple[str, ...] = ("long", "short")
+
+    def read(self, index: int) -> FeatureSample:
+        length = self.lengths[index]
+        states = torch.randn(length, 4 * D)
+        mask = torch.arange(length) >= PROMPT
+        return FeatureSample(torch.randint(0, V, (length,)), mask, states[:, D:], states[:, :D])
+
+
+def try_training(run: RunConfig, sizes: DrafterArchitecture, device: str) -> dict[str, float]:
+    """Train one step on `device` as the run would; the widths are small, heads and precision are the drafter's.
+
+    Returns:
+        The seconds it took, most of them a compiler's on a GPU.
+
+    Raises:
+        TrainingError: it does not run there, or its gradient is not finite.
+    """
+    began = time.monotonic()
+    small = sizes.model_copy(update={"hidden_size": D, "intermediate_size": F, "vocab_size": V, "draft_vocab_size": U})
+    head = torch.randn(V, D)
+    target = TargetWeights(torch.randn(V, D), head, torch.ones(D))
+    features = _RandomFeatures()
+    job = TrainJob(run.training, run.evaluation, small, features, target, tuple(range(U)), run.drafter.train_lm_head)
+    try:
+        norm = _step(job, torch.device(device))
+    except Exception as error:  # compilers and drivers raise what they like
+        cause = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise TrainingError(
+            f"a training step with {sizes.num_heads} heads of {sizes.head_dim} in {run.training.precision} does not "
+            f"run on {device}: {type(error).__name__}: {cause[:300]}"
+        ) from error
+    if not math.isfinite(norm):
+        raise TrainingError(f"a training step on {device} on random states has a gradient of norm {norm}")
+    return {"seconds": round(time.monotonic() - began, 1)}
+
+
+def _step(job: TrainJob, device: torch.device) -> float:
+    drafter, head = job.build(device)
+    optimizer, sums = AdamW(drafter, job.training), StepSums(drafter, job.training.ttt_steps, device)
+    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
+    for batch in batches(job.features, [(0, 1)], device, job.dtype):
+        accumulate(job, drafter, batch, Labels(head, job.dtype), sums)
+    sums.finish(Ranks.alone(device.type), job.training.max_grad_norm)
+    optimizer.step(sums, job.training.learning_rate)
+    return sums.read()["norm"]
