@@ -7,6 +7,7 @@ from typing import Annotated, Self
 from pydantic import Field, field_validator, model_validator
 
 from eagle3_core.config.base import Section
+from eagle3_core.errors import ConfigError
 
 
 class DraftShape(Section):
@@ -136,6 +137,18 @@ class EvaluationConfig(Section):
                 f"{self.primary} verifies"
             )
         return self
+
+    def require_prompts(self, held_out: int) -> None:
+        """Refuse a sweep that so many held-out prompts cannot fill.
+
+        Raises:
+            ConfigError: fewer prompts than requests to be in flight.
+        """
+        if max(self.concurrency) > held_out:
+            raise ConfigError(
+                f"evaluation.concurrency {max(self.concurrency)}: expected as many held-out prompts, found {held_out}; "
+                "raise data.held_out_fraction, or sweep less far"
+            )
 
     @property
     def primary_shape(self) -> DraftShape:

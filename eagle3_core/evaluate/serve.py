@@ -33,15 +33,9 @@ def sweep(
     """Ask every prompt greedily, at each concurrency, in as many passes as asked for, after a warm-up.
 
     Raises:
-        InputError: fewer prompts are held out than a concurrency needs.
         NotSpeculatingError: the server says it speculates, and no counter says how well.
         EngineError: a request failed; then the shapes would be compared on other prompts.
     """
-    if max(evaluation.concurrency) > len(prompts):
-        raise InputError(
-            f"evaluation.concurrency {max(evaluation.concurrency)}: expected as many held-out prompts, found "
-            f"{len(prompts)}; raise data.held_out_fraction, or sweep less far"
-        )
     plan = BenchPlan(
         concurrency=evaluation.concurrency, max_new_tokens=(evaluation.max_new_tokens,), repeats=evaluation.repeats,
         ignore_eos=ignore_eos,

@@ -92,6 +92,7 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     run, prompt_set = context.run, context.input("prompt_set")
     require_target(run, prompt_set.manifest.facts["target"])
     prompts = held_out(read_prompt_set(prompt_set), run.evaluation.max_prompts)
+    run.evaluation.require_prompts(len(prompts))
     shape, _, pretended = name.partition(SIMULATED)
     plan = _plan(context, shape, float(pretended) if pretended else None)
     with SglangServer.of_stage(plan, context) as server, server.client() as client:

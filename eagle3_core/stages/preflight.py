@@ -123,6 +123,7 @@ def _split(config: RunConfig) -> dict[str, int]:
     distinct = sorted(unique(given), key=selection_rank)
     chosen = split(distinct[: data.max_prompts], data.held_out_fraction)
     chosen.check(path, data.held_out_fraction)
+    config.evaluation.require_prompts(chosen.held_out)
     return {"train": chosen.train, "held_out": chosen.held_out, "duplicates": len(given) - len(distinct)}
 
 

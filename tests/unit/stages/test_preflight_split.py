@@ -5,7 +5,7 @@ import json
 import pytest
 
 from eagle3_core.config import RunConfig
-from eagle3_core.errors import InputError
+from eagle3_core.errors import ConfigError, InputError
 from eagle3_core.stages.preflight import _split
 
 
@@ -34,3 +34,10 @@ def test_prepare_says_how_many_prompts_are_equal(flow, prompts_file, capsys):
     prompts_file.write_text(prompts_file.read_text() + json.dumps({"prompt": "question  NUMBER 3?"}) + "\n")
     flow.run("prepare")
     assert "1 of 41 prompts are another one but for case and blanks; each is used once" in capsys.readouterr().out
+
+
+def test_a_sweep_that_the_held_out_prompts_cannot_fill_is_refused_before_anything_is_spent(flow):
+    few = _split(flow.config)["held_out"]
+    evaluation = flow.config.evaluation.model_copy(update={"concurrency": (1, few + 1)})
+    with pytest.raises(ConfigError, match=f"concurrency {few + 1}: expected as many held-out prompts, found {few}"):
+        _split(flow.config.model_copy(update={"evaluation": evaluation}))
