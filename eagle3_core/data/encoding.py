@@ -83,5 +83,9 @@ def quantise(states: torch.Tensor, layers: int) -> tuple[torch.Tensor, torch.Ten
 
 def dequantise(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return the float32 states [T, layers * D] of `quantise`."""
-    parts: torch.Tensor = stored.float().unflatten(-1, (scales.shape[-1], -1)) * scales[..., None]
-    return parts.flatten(-2)
+    import torch
+
+    # e4m3's bits, moved up, are a float16 of 1/256 of its value, NaN aside; PyTorch's own conversion is a third as fast.
+    bits = stored.view(torch.uint8).to(torch.int16)
+    small = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(torch.float16).float()
+    return small.unflatten(-1, (scales.shape[-1], -1)).mul_(256 * scales[..., None]).flatten(-2)

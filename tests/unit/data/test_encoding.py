@@ -38,6 +38,13 @@ def test_8_bits_keep_every_value_to_a_sixteenth_or_to_a_millionth_of_its_row_and
     assert bool((error <= torch.maximum(values.abs() / 16, largest * 2**-10 / 448 * 1.001)).all())
 
 
+def test_every_8_bit_value_comes_back_as_pytorch_reads_it():
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = codes[torch.isfinite(codes.float())][:, None]
+    assert len(codes) == 254
+    assert torch.equal(dequantise(codes, torch.full((254, 1), 3.0)), codes.float() * 3)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_8_bits_do_not_hide_a_value_that_is_not_finite(bad):
     values = torch.zeros(2, 8)
