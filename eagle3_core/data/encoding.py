@@ -88,4 +88,5 @@ def dequantise(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     # e4m3's bits, moved up, are a float16 of 1/256 of the value, NaN aside; PyTorch's own conversion is half as fast.
     bits = stored.view(torch.uint8).to(torch.int16)
     small = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(torch.float16).float()
-    return small.unflatten(-1, (scales.shape[-1], -1)).mul_(256 * scales[..., None]).flatten(-2)
+    parts: torch.Tensor = small.unflatten(-1, (scales.shape[-1], -1)).mul_(256 * scales[..., None])
+    return parts.flatten(-2)
