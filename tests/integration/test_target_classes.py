@@ -33,6 +33,7 @@ from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
 from eagle3_core.train.loop import train
+from eagle3_core.train.rotation import checkpoint_steps
 from eagle3_core.train.trackers import Trackers
 from tests.integration.test_sglang_class import probe
 
@@ -149,10 +150,11 @@ def trained(directory: Path, features: Captured, kept: tuple[int, ...], work: Pa
                               precision="float32", validations=1, nproc=1)  # fmt: skip
     evaluation = EvaluationConfig(shapes=(SHAPE,), primary=SHAPE.name)
     job = TrainJob(training, evaluation, sizes, features, target, kept)
-    checkpoints = Checkpoints(open_store(str(work)), "train/x", work / "staging", 1e9)
-    state = train(job, Ranks.alone(), checkpoints, Trackers(None), lambda: False)
+    store = open_store(str(work))
+    checkpoints = Checkpoints(store, "train/x", work / "staging", training)
+    train(job, Ranks.alone(), checkpoints, Trackers(None), lambda: False)
     network, *_ = job.build(torch.device("cpu"))
-    network.load_state_dict(checkpoints.parameters(state.step))
+    network.load_state_dict(checkpoints.parameters(checkpoint_steps(store, "train/x")[-1]))
     return network
 
 
