@@ -1,7 +1,6 @@
-"""Compare the loss kernel with `loss.divergence` and autograd; run with TRITON_INTERPRET=1 by test_divergence_kernel."""
+"""Compare the loss kernel with the plain loss and autograd; test_divergence_kernel runs it with TRITON_INTERPRET=1."""
 
 from __future__ import annotations
-
 
 import torch
 
