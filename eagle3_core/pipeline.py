@@ -16,7 +16,7 @@ FanOut = Literal["shards", "shapes"]
 
 @dataclass(frozen=True)
 class Stage:
-    """One stage: `sections` are the parts of the RunConfig its output depends on beside its inputs."""
+    """One stage: `sections` are the sections and fields of the RunConfig its output depends on beside its inputs."""
 
     name: str
     summary: str
@@ -40,6 +40,9 @@ class Stage:
             inputs[name].expect(kind)
 
 
+JUDGED = ("evaluation.shapes", "evaluation.primary", "evaluation.max_new_tokens")
+"""What training and parity look at of the evaluation; another sweep or more prompts train nothing anew."""
+
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
@@ -58,11 +61,11 @@ STAGES: dict[str, Stage] = {
               inputs=(("shard_plan", Kind.SHARD_PLAN),)),
         Stage("train", "Train the drafter under torchrun.", Kind.CHECKPOINT,
               inputs=(("feature_set", Kind.FEATURE_SET), ("vocab_map", Kind.VOCAB_MAP)),
-              sections=("drafter", "training", "evaluation"), engine=True),
+              sections=("drafter", "training", *JUDGED), engine=True),
         Stage("export", "Write the directory SGLang loads.", Kind.DRAFTER, inputs=(("checkpoint", Kind.CHECKPOINT),)),
         Stage("parity", "Compare the export with the trained drafter, with negative controls.", Kind.PARITY,
               inputs=(("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT), ("feature_set", Kind.FEATURE_SET)),
-              sections=("evaluation",), engine=True, version=2),
+              sections=JUDGED, engine=True, version=2),
         Stage("evaluate", "Serve held-out prompts with one draft shape, or with none.", Kind.MEASUREMENT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
               sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=2),

@@ -48,8 +48,13 @@ class RunConfig(Section):
         return value
 
     def slice(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the identity of the named sections: what a stage's content name depends on."""
-        return {name: self.section(name).identity() for name in names}
+        """Return the identity of sections, or of fields like "evaluation.shapes": what a content name depends on."""
+        found: dict[str, Any] = {}
+        for name in names:
+            section, _, field = name.partition(".")
+            identity = self.section(section).identity()
+            found[name] = identity[field] if field else identity
+        return found
 
     def digest(self) -> str:
         """Return the sha256 of the whole configuration, locations included."""

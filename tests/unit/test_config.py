@@ -5,6 +5,7 @@ import pytest
 from eagle3_core.config import DraftShape, RunConfig
 from eagle3_core.config.recipes import load_recipe, parse_override, recipe_names
 from eagle3_core.errors import ConfigError
+from eagle3_core.pipeline import STAGES
 
 
 @pytest.mark.parametrize("name", recipe_names())
@@ -44,6 +45,14 @@ def test_where_things_lie_does_not_enter_content_names():
 def test_what_things_are_does_enter_content_names():
     base, other = load_recipe("demo"), load_recipe("demo", {"training.learning_rate": 3e-5})
     assert base.slice(("training",)) != other.slice(("training",))
+
+
+def test_another_sweep_trains_nothing_anew_and_another_depth_does():
+    sections = STAGES["train"].sections
+    base = load_recipe("demo").slice(sections)
+    sweep = {"evaluation.concurrency": [1, 4], "evaluation.max_prompts": 40, "evaluation.repeats": 2}
+    assert load_recipe("demo", sweep).slice(sections) == base
+    assert load_recipe("demo", {"evaluation.primary": "3/1/4"}).slice(sections) != base
 
 
 @pytest.mark.parametrize(
