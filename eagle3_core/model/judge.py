@@ -31,7 +31,7 @@ def judge(
     if drafter.matrices is None or not carried.is_cuda:
         judged = judge_step(drafter.logits(carried), teacher, supervised, step, kind)
         return StepJudgement(weight * judged.loss, judged.correct)
-    used = len(carried) - step
+    used = max(len(carried) - step, 0)
     label = teacher.token[step:]
     counted = (supervised[:used] & (label >= 0)).float() * weight
     matrices, learning = drafter.matrices, torch.is_grad_enabled()

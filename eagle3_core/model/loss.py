@@ -103,7 +103,7 @@ def judge_step(
 
     A row whose greedy token the draft vocab lacks carries no loss and is never correct.
     """
-    used = len(logits) - step
+    used = max(len(logits) - step, 0)
     logits, label = logits[:used].float(), teacher.token[step:]
     weight = (supervised[:used] & (label >= 0)).float()
     per_row = divergence(logits, teacher.probabilities[step:].float(), teacher.entropy[step:], kind)

@@ -28,6 +28,7 @@ PROMPT = 12
 
 @dataclass(frozen=True)
 class _RandomFeatures:
+    num_aux: int
     lengths: tuple[int, ...] = LENGTHS
     supervised: tuple[int, ...] = tuple(length - PROMPT for length in LENGTHS)
     held_out: tuple[bool, ...] = (False, False)
@@ -35,7 +36,7 @@ class _RandomFeatures:
 
     def read(self, index: int) -> FeatureSample:
         length = self.lengths[index]
-        states = torch.randn(length, 4 * D)
+        states = torch.randn(length, (1 + self.num_aux) * D)
         mask = torch.arange(length) >= PROMPT
         return FeatureSample(torch.randint(0, V, (length,)), mask, states[:, D:], states[:, :D])
 
@@ -53,7 +54,7 @@ def try_training(run: RunConfig, sizes: DrafterArchitecture, device: str) -> dic
     small = sizes.model_copy(update={"hidden_size": D, "intermediate_size": F, "vocab_size": V, "draft_vocab_size": U})
     head = torch.randn(V, D)
     target = TargetWeights(torch.randn(V, D), head, torch.ones(D))
-    features = _RandomFeatures()
+    features = _RandomFeatures(len(sizes.aux_layers))
     job = TrainJob(run.training, run.evaluation, small, features, target, tuple(range(U)), run.drafter.train_lm_head)
     try:
         norm = _step(job, torch.device(device))

@@ -49,6 +49,16 @@ def test_packed_loss_and_gradient_equal_unpacked(drafter, packed, head, draft_to
         torch.testing.assert_close(p.grad, packed_grads[name], atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("chains", [1, 2, 3, 5])
+def test_a_row_of_fewer_chains_than_steps_is_judged_as_deep_as_it_is(sizes, head, draft_to_target, chains):
+    teacher = ask(head, draft_to_target, torch.randn(chains, sizes.hidden_size))
+    logits = torch.randn(chains, sizes.draft_vocab_size, requires_grad=True)
+    for step in range(chains, 2 * chains + 1):
+        judged = judge_step(logits, teacher, torch.zeros(chains, dtype=torch.bool), step)
+        assert judged.loss == 0
+        assert not judged.correct.any()
+
+
 @torch.no_grad()
 def test_the_loss_is_the_kl_divergence_written_out(drafter, packed, head, draft_to_target):
     chains = Chains.build(packed.loss_mask, packed.lengths)
