@@ -18,7 +18,7 @@ def run(context: StageContext) -> Ref:
         return done
     from eagle3_core.train.launch import run_torchrun
     from eagle3_core.train.request import FINAL, TrainRequest
-    from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, drop_checkpoint
+    from eagle3_core.train.rotation import keep_checkpoints
 
     device, nproc = _place(context)
     work = context.work.resolve()
@@ -34,8 +34,7 @@ def run(context: StageContext) -> Ref:
     shutil.copyfile(context.input("vocab_map").verified_path(VOCAB_FILE), staged / VOCAB_FILE)
     figures = {"trainer_tau": round(outcome.trainer_tau, 4), "steps": outcome.step, "tokens": outcome.tokens}
     ref = context.commit(staged, facts={"best_step": outcome.best_step}, ref_facts=figures)
-    for step in checkpoint_steps(context.store, context.key()):
-        drop_checkpoint(context.store, checkpoint_key(context.key(), step))
+    keep_checkpoints(context.store, context.key(), ())
     return ref
 
 

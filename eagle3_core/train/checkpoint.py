@@ -23,10 +23,10 @@ from torch import nn
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import TrainingConfig
 from eagle3_core.errors import ArtifactError, TrainingError
-from eagle3_core.storage import ObjectStore, commit, load, quarantine, verify
+from eagle3_core.storage import ObjectStore, commit, full_disk_is_typed, load, quarantine, verify
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.optim import AdamW
-from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, drop_checkpoint
+from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, keep_checkpoints
 from eagle3_core.train.validate import Validation
 
 PARAMETERS, OPTIMIZER, STATE = "drafter.safetensors", "optimizer.safetensors", "state.json"
@@ -121,6 +121,8 @@ class Checkpoints:
     def save_if_due(self, drafter: nn.Module, optimizer: AdamW, state: TrainState, *, now: bool = False) -> None:
         """Begin a checkpoint when asked to, after the very first step, and when the time or the tokens have come.
 
+        One that is only due does not wait for the one before; the other ranks would wait, too.
+
         Raises:
             Eagle3Error: the checkpoint before could not be written.
         """
@@ -128,7 +130,7 @@ class Checkpoints:
             return
         if self._writing is not None and self._writing.done():
             self.finish()
-        if now or state.step == 1 or self._due(state):
+        if now or (self._writing is None and (state.step == 1 or self._due(state))):
             self.finish()
             self._writing = self._writer.submit(self._write, *_copy(drafter, optimizer), state.to_json(), state.step,
                                                 state.best.step if state.best else state.step)  # fmt: skip
@@ -155,12 +157,18 @@ class Checkpoints:
         self, parameters: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: str, step: int, best: int
     ) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
-        self._staging.mkdir(parents=True)
-        save_file(parameters, self._staging / PARAMETERS)
-        save_file(moments, self._staging / OPTIMIZER)
-        (self._staging / STATE).write_text(state, encoding="utf-8")
-        commit(self._store, self.key(step), self._staging, Kind.CHECKPOINT, facts={"step": step})
-        self._rotate(best)
+        try:
+            with full_disk_is_typed(self._staging):
+                self._staging.mkdir(parents=True)
+                save_file(parameters, self._staging / PARAMETERS)
+                save_file(moments, self._staging / OPTIMIZER)
+                (self._staging / STATE).write_text(state, encoding="utf-8")
+            commit(self._store, self.key(step), self._staging, Kind.CHECKPOINT, facts={"step": step})
+        finally:
+            # On a full disk the room is for the word about it.
+            shutil.rmtree(self._staging, ignore_errors=True)
+        newest = checkpoint_steps(self._store, self._output)[-KEPT:]
+        keep_checkpoints(self._store, self._output, {*newest, best})
 
     def _restore(self, drafter: nn.Module, optimizer: AdamW) -> str:
         for step in reversed(checkpoint_steps(self._store, self._output)):
@@ -184,13 +192,6 @@ class Checkpoints:
             LOG.info("resumed from the checkpoint of step %d", step)
             return text
         return ""
-
-    def _rotate(self, best: int) -> None:
-        steps = checkpoint_steps(self._store, self._output)
-        kept = {*steps[-KEPT:], best}
-        for step in steps:
-            if step not in kept:
-                drop_checkpoint(self._store, self.key(step))
 
 
 def _copy(drafter: nn.Module, optimizer: AdamW) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -52,9 +52,7 @@ def run_torchrun(request: TrainRequest, nproc: int) -> Outcome:
     outcome = request.work / OUTCOME
     if code == 0 and outcome.is_file():
         return Outcome.parse(json.loads(outcome.read_text(encoding="utf-8")), str(outcome))
-    if stopped:
-        raise WorkerDiedError("training was stopped by SIGTERM; the checkpoint is saved, run again to resume from it")
-    raise diagnose(_rank_errors(request.work), tail.lines, code)
+    raise diagnose(_rank_errors(request.work), tail.lines, code, stopped=bool(stopped))
 
 
 def environment(nproc: int) -> dict[str, str]:
@@ -63,9 +61,11 @@ def environment(nproc: int) -> dict[str, str]:
     return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads), **os.environ}
 
 
-def diagnose(reports: Sequence[dict[str, Any]], lines: Sequence[str], code: int) -> Eagle3Error:
-    """Return the error that tells the cause: the first rank's own word, unless it only lost a peer that was killed."""
-    killed = _killed(lines, code)
+def diagnose(
+    reports: Sequence[dict[str, Any]], lines: Sequence[str], code: int, *, stopped: bool = False
+) -> Eagle3Error:
+    """Return the error that tells the cause: the first rank's own word, unless it only lost a peer that was ended."""
+    killed = "training was stopped by SIGTERM" if stopped else _killed(lines, code)
     for report in sorted(reports, key=lambda report: report["at"]):
         where = f"rank {report['rank']}: {report['type']}: {report['message']}"
         kind = getattr(errors, report["type"], None)

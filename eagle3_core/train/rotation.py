@@ -1,6 +1,8 @@
-"""Which checkpoints of an output exist, and how one goes. Light: the stage process imports no torch."""
+"""Which checkpoints of an output exist, and which go. Light: the stage process imports no torch."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from eagle3_core.storage import ObjectStore
 from eagle3_core.storage.manifest import MANIFEST
@@ -19,8 +21,10 @@ def checkpoint_steps(store: ObjectStore, output: str) -> list[int]:
     return sorted(int(step) for step, *rest in found if rest == [MANIFEST])
 
 
-def drop_checkpoint(store: ObjectStore, key: str) -> None:
-    """Delete one checkpoint, its manifest first: from then on it is absent."""
-    store.remove(f"{key}/{MANIFEST}")
-    for name in store.list_keys(key):
-        store.remove(name)
+def keep_checkpoints(store: ObjectStore, output: str, steps: Collection[int]) -> None:
+    """Delete every checkpoint but those of `steps`, and what killed writers left of one."""
+    kept = tuple(f"{checkpoint_key(output, step)}/" for step in steps)
+    gone = [key for key in store.list_keys(f"{output}/checkpoints") if not key.startswith(kept)]
+    # Manifests first: from then on a checkpoint is absent.
+    for key in sorted(gone, key=lambda key: not key.endswith(f"/{MANIFEST}")):
+        store.remove(key)

@@ -35,6 +35,17 @@ def test_the_cause_is_named_in_one_line_with_what_helps(reports, lines, code, ex
     assert "\n" not in str(error)
 
 
+@pytest.mark.parametrize(("reports", "expected", "words"), [
+    ([], WorkerDiedError, "stopped by SIGTERM; run again to resume"),
+    ([LOST], WorkerDiedError, "stopped by SIGTERM; run again to resume"),
+    ([report("StorageFullError", "no space left writing x"), LOST], StorageFullError, "no space left"),
+])  # fmt: skip
+def test_a_checkpoint_that_failed_after_sigterm_is_not_called_saved(reports, expected, words):
+    error = diagnose(reports, [KILLED], 1, stopped=True)
+    assert type(error) is expected
+    assert words in str(error)
+
+
 def test_ranks_share_the_cores_out_and_the_rendezvous_stays_local(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     assert environment(100000)["OMP_NUM_THREADS"] == "1"

@@ -1,14 +1,15 @@
 from __future__ import annotations
 
+import errno
 import math
-import time
+import threading
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from eagle3_core.errors import NonFiniteError, StorageFullError
-from eagle3_core.storage import open_store
+from eagle3_core.storage import load, open_store
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.loop import train
@@ -28,15 +29,25 @@ class Ask:
         return self.asked >= self.at
 
 
-def run(job, root, stop=None, progress=None):
+class Waiting(Checkpoints):
+    """Has every checkpoint written before the next step."""
+
+    def save_if_due(self, *args, **kwargs):
+        super().save_if_due(*args, **kwargs)
+        self.finish()
+
+
+def run(job, root, stop=None, progress=None, kind=Checkpoints):
+    torch.manual_seed(0)
     store = open_store(str(root))
-    checkpoints = Checkpoints(store, "train/x", root / "staging", job.training)
+    checkpoints = kind(store, "train/x", root / "staging", job.training)
     state = train(job, Ranks.alone(), checkpoints, Trackers(progress), stop or Ask())
     return state, checkpoints, store
 
 
-def newest(checkpoints, store):
-    return checkpoints.parameters(checkpoint_steps(store, "train/x")[-1])
+def saved(store, step=None):
+    """Return a checkpoint's reference: the digest of its parameters, moments, random state and counters."""
+    return load(store, checkpoint_key("train/x", step or checkpoint_steps(store, "train/x")[-1])).ref
 
 
 def test_training_raises_held_out_tau(make_job, tmp_path):
@@ -49,34 +60,41 @@ def test_training_raises_held_out_tau(make_job, tmp_path):
 
 @pytest.mark.parametrize("stop_at", [1, 4])
 def test_a_run_stopped_and_resumed_equals_an_uninterrupted_one_bit_for_bit(make_job, tmp_path, stop_at):
-    whole, checkpoints, store = run(make_job(), tmp_path / "whole")
-    expected = newest(checkpoints, store)
+    whole, _, store = run(make_job(), tmp_path / "whole")
+    expected = saved(store)
     first, _, _ = run(make_job(), tmp_path / "parts", Ask(stop_at))
     assert first.step == stop_at < whole.step
-    state, checkpoints, store = run(make_job(), tmp_path / "parts")
+    state, _, store = run(make_job(), tmp_path / "parts")
     assert state == whole
-    for name, tensor in newest(checkpoints, store).items():
-        assert torch.equal(tensor, expected[name]), name
+    assert saved(store) == expected
 
 
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(make_job, tmp_path):
-    whole, checkpoints, store = run(make_job(), tmp_path / "whole")
-    expected = newest(checkpoints, store)
-    run(make_job(checkpoint_every_s=1e-9), tmp_path / "parts", Ask(6))
+    whole, _, store = run(make_job(), tmp_path / "whole")
+    expected = saved(store)
+    run(make_job(checkpoint_every_s=1e-9), tmp_path / "parts", Ask(6), kind=Waiting)
     store = open_store(str(tmp_path / "parts"))
     steps = checkpoint_steps(store, "train/x")
     assert len(steps) == 3, "the last two and the best"
     path = store.local_path(f"{checkpoint_key('train/x', steps[-1])}/optimizer.safetensors", "")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
-    state, checkpoints, store = run(make_job(), tmp_path / "parts")
+    state, _, store = run(make_job(), tmp_path / "parts")
     assert state == whole
     assert store.list_keys("quarantine")
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in newest(checkpoints, store).items())
+    assert saved(store) == expected
 
 
 def test_the_last_two_checkpoints_and_the_best_are_kept(make_job, tmp_path):
-    state, _, store = run(make_job(validations=1, checkpoint_every_s=1e-9), tmp_path)
+    state, _, store = run(make_job(validations=1, checkpoint_every_s=1e-9), tmp_path, kind=Waiting)
     assert checkpoint_steps(store, "train/x") == [state.step - 1, state.step]
+
+
+def test_what_a_killed_writer_left_of_a_checkpoint_goes_with_the_next(make_job, tmp_path):
+    store = open_store(str(tmp_path))
+    store.write_bytes(f"{checkpoint_key('train/x', 2)}/drafter.safetensors", b"half")
+    run(make_job(), tmp_path)
+    kept = {checkpoint_key("train/x", step) for step in checkpoint_steps(store, "train/x")}
+    assert {key.rpartition("/")[0] for key in store.list_keys("train/x/checkpoints")} == kept
 
 
 def test_a_step_with_infinite_gradients_is_skipped_and_counted(make_job, features, tmp_path):
@@ -99,8 +117,8 @@ def test_too_many_bad_steps_end_the_training(make_job, features, tmp_path):
 def test_a_frozen_head_stays_what_the_target_gave(make_job, tmp_path, features):
     job = make_job()
     job = type(job)(job.training, job.evaluation, job.sizes, features, job.target, job.draft_to_target, False)
-    _, checkpoints, store = run(job, tmp_path)
-    found = newest(checkpoints, store)["lm_head.weight"]
+    state, checkpoints, _ = run(job, tmp_path)
+    found = checkpoints.parameters(state.step)["lm_head.weight"]
     assert torch.equal(found, features.head[torch.tensor(job.draft_to_target)])
 
 
@@ -131,14 +149,33 @@ def test_a_checkpoint_that_cannot_be_written_fails_the_training(make_job, tmp_pa
         run(make_job(), tmp_path)
 
 
-def test_a_checkpoint_is_of_its_moment_however_long_the_disk_takes(make_job, tmp_path, monkeypatch):
-    _, checkpoints, _ = run(make_job(), tmp_path / "two", Ask(2))
-    expected = checkpoints.parameters(2)
+def test_a_full_disk_is_told_and_leaves_room_to_tell_it(make_job, tmp_path, monkeypatch):
+    def full(tensors, path):
+        path.write_bytes(b"half")
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr("eagle3_core.train.checkpoint.save_file", full)
+    with pytest.raises(StorageFullError, match="staging"):
+        run(make_job(), tmp_path)
+    assert not (tmp_path / "staging").exists()
+
+
+def test_a_slow_disk_lets_training_go_on_and_gets_the_moment_it_was_given(make_job, tmp_path, monkeypatch):
+    job = make_job(checkpoint_every_tokens=1)
+    _, _, store = run(job, tmp_path / "one", Ask(1))
+    expected = saved(store, 1)
+    stop, go_on = Ask(4), threading.Event()
+
+    def asked():
+        if stop():
+            go_on.set()
+        return stop.asked >= stop.at
 
     def slow(tensors, path):
-        time.sleep(0.7)  # the next step is over by then
+        go_on.wait(20)  # for three more steps
         save_file(tensors, path)
 
     monkeypatch.setattr("eagle3_core.train.checkpoint.save_file", slow)
-    _, checkpoints, _ = run(make_job(checkpoint_every_tokens=1), tmp_path / "slow", Ask(3))
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoints.parameters(2).items())
+    _, _, store = run(job, tmp_path / "slow", asked)
+    assert checkpoint_steps(store, "train/x") == [1, 4], "those of steps 2 and 3 were due, and not waited for"
+    assert saved(store, 1) == expected
