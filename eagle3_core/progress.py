@@ -18,13 +18,15 @@ class Progress:
         """Report for `stage` into `directory`, or to the log alone."""
         self._stage, self._directory = stage, directory
         self._started = self._written = self._logged = 0.0
-        self._first = 0.0
+        self._first = self._done = 0.0
 
     def update(self, done: float, total: float | None, unit: str, **detail: float | int | str | None) -> None:
         """Report that `done` of `total` units are done; `detail` holds loss, rates and the like."""
         now = time.monotonic()
-        if not self._started:
+        # A stage that goes on with another shard counts from the beginning again.
+        if not self._started or done < self._done:
             self._started, self._first = now, done
+        self._done = done
         finished = total is not None and done >= total
         if now - self._written < 1.0 and not finished:
             return
