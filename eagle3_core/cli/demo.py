@@ -148,7 +148,7 @@ def _prepare(api: Api) -> None:
 def _current_run(api: Api, conf: dict[str, Any]) -> str | None:
     """Return a run of the same request that has not ended, so that a second call follows the first's."""
     runs = api.get(f"dags/{DAG}/dagRuns", state=["running", "queued"], limit=50)["dag_runs"]
-    same = [run for run in runs if conf.items() <= (run.get("conf") or {}).items()]
+    same = [run for run in runs if conf == (run.get("conf") or {})]
     return str(same[0]["dag_run_id"]) if same else None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from eagle3_core.cli import demo, forecast
@@ -36,3 +38,14 @@ def test_the_forecast_grows_with_every_part_of_the_work(monkeypatch: pytest.Monk
     for key, value in {"training.epochs": 40, "data.max_new_tokens": 300, "evaluation.max_prompts": 2000}.items():
         assert forecast.minutes(load_recipe("demo", {key: value}))[1] > high
     assert forecast.minutes(load_recipe("demo", {"data.max_prompts": 400}))[1] < high
+
+
+def test_only_a_run_of_the_very_same_request_is_followed() -> None:
+    class Api:
+        def get(self, path: str, **query: object) -> dict[str, object]:
+            asked = {"recipe": "demo", "data.prompts": "/mine.jsonl"}
+            return {"dag_runs": [{"dag_run_id": "mine", "conf": asked}, {"dag_run_id": "bare", "conf": None}]}
+
+    api: Any = Api()
+    assert demo._current_run(api, {"recipe": "demo", "data.prompts": "/mine.jsonl"}) == "mine"
+    assert demo._current_run(api, {"recipe": "demo"}) is None
