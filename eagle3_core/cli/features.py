@@ -222,6 +222,8 @@ def _show_verified(values: dict[str, Any]) -> None:
         output.print(f"{result['key']}: {result['ok']} of {result['shards']} shards good{missing}")
     for text in values["damaged"].values():
         output.print(f"[red]damaged[/] {text}", soft_wrap=True)
+    if not values["sets"]:
+        output.print(f"no feature sets below {values['root']}")
     output.print(f"{human_bytes(values['bytes'])} read in {values['seconds']:.1f} s, "
                   f"{human_bytes(values['bytes_per_s'])}/s, {values['bad']} problems")  # fmt: skip
 
