@@ -55,7 +55,7 @@ STAGES: dict[str, Stage] = {
               inputs=(("corpus", Kind.CORPUS),), sections=("drafter",)),
         Stage("plan_capture", "Cut the corpus into shards of bounded size.", Kind.SHARD_PLAN,
               inputs=(("corpus", Kind.CORPUS),), sections=("target", "capture")),
-        Stage("capture", "Read hidden states of one shard, one prefill a sample.", Kind.SHARD,
+        Stage("capture", "Read the hidden states of one shard.", Kind.SHARD,
               inputs=(("shard_plan", Kind.SHARD_PLAN),), fan_out="shards", engine=True),
         Stage("seal", "Verify every shard and write the index.", Kind.FEATURE_SET,
               inputs=(("shard_plan", Kind.SHARD_PLAN),)),

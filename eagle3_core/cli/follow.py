@@ -55,13 +55,12 @@ class StageView:
         return [index for index, state in self.elements if state == "running"]
 
     def count(self) -> str:
-        """Return for example `shard 3 of 12`."""
+        """Return for example `3 of 12 shards done`."""
         if not self.mapped:
             return ""
         done = sum(state in ("success", "skipped") for _, state in self.elements)
         word = {"capture": "shard", "evaluate": "shape"}.get(self.name, "element")
-        now = min(done + bool(self.running()), len(self.elements))
-        return f"{word} {now} of {len(self.elements)}"
+        return f"{done} of {len(self.elements)} {word}s done"
 
 
 def stage_views(instances: Iterable[Mapping[str, Any]]) -> list[StageView]:

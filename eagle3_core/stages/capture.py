@@ -1,4 +1,4 @@
-"""Read the hidden states of one shard out of the target, one prefill a sample."""
+"""Read the hidden states of one shard out of the target, in prefills that samples share by their lengths alone."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_every_stage_is_shown_in_order_even_before_it_exists():
 def test_a_mapped_stage_counts_its_elements():
     shards = [instance("capture", "success", 0), instance("capture", "running", 1), instance("capture", None, 2)]
     capture = view("capture", shards)
-    assert (capture.state, capture.count()) == ("running", "shard 2 of 3")
+    assert (capture.state, capture.count()) == ("running", "1 of 3 shards done")
     assert capture.running() == [1]
 
 
