@@ -50,8 +50,9 @@ def saved(store, step=None):
     return load(store, checkpoint_key("train/x", step or checkpoint_steps(store, "train/x")[-1])).ref
 
 
-def test_training_raises_held_out_tau(make_job, tmp_path):
-    state, _, _ = run(make_job(epochs=40), tmp_path)
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_training_raises_held_out_tau(make_job, tmp_path, precision):
+    state, _, _ = run(make_job(epochs=40, precision=precision), tmp_path)
     assert state.best is not None
     assert state.best.score > 1.5
     assert state.best.report["by_depth"][0]["tau"] <= state.best.report["by_depth"][4]["tau"]
