@@ -56,7 +56,7 @@ class TargetHead:
         else is in its row.
         """
         parts = [_product(part, self.rows).argmax(-1) for part in states.split(max(1, AT_ONCE // len(self.rows)))]
-        found = torch.cat(parts) if parts else torch.empty(0, dtype=torch.int64, device=states.device)
+        found = torch.cat(parts)
         return torch.where(found < self.draft_vocab_size, found, -1)
 
     @torch.no_grad()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from eagle3_core.errors import NonFiniteError, StorageFullError
 from eagle3_core.storage import load, open_store
@@ -101,8 +101,10 @@ def test_what_a_killed_writer_left_of_a_checkpoint_goes_with_the_next(make_job, 
 def test_a_step_with_infinite_gradients_is_skipped_and_counted(make_job, features, tmp_path):
     bad = next(index for index, kept in enumerate(features.held_out) if not kept)
     features.samples[bad].aux_hidden_states[5] = float("inf")
-    state, _, _ = run(make_job(epochs=2), tmp_path)
+    state, _, store = run(make_job(epochs=2), tmp_path)
     assert state.bad_steps == 2
+    kept = load_file(load(store, checkpoint_key("train/x", state.step)).path("optimizer.safetensors"))
+    assert kept["updates"] == state.step - 2
     assert state.step == make_job(epochs=2).order.total_steps
     assert state.best is not None
     assert math.isfinite(state.best.report["by_depth"][0]["loss"])
