@@ -20,6 +20,7 @@ from eagle3_core.cli.common import (
     print_json,
 )
 from eagle3_core.cli.watch import ConsoleWatcher
+from eagle3_core.errors import EXIT_CODES, Remedy
 from eagle3_core.pipeline import STAGES
 from eagle3_core.repair import quarantine_bad
 from eagle3_core.runner import PipelineRun
@@ -33,7 +34,10 @@ def repair(
     check_only: Annotated[bool, typer.Option("--check-only", help="Report; change nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Verify every hidden-state shard of a run, quarantine bad ones, recapture exactly what is missing."""
+    """Verify every hidden-state shard of a run, quarantine bad ones, recapture exactly what is missing.
+
+    With --check-only the exit code is 75 if anything is wrong.
+    """
     with one_line_errors():
         pipeline = PipelineRun(open_store(root), configured(recipe, overrides), ConsoleWatcher(console), owner())
         for name in ("preflight", "prepare", "regenerate", "build_vocab", "plan_capture"):
@@ -41,7 +45,7 @@ def repair(
         findings = quarantine_bad(pipeline.store, pipeline.require(Kind.SHARD_PLAN), dry_run=check_only)
         bad = [finding for finding in findings if finding.state != "ok"]
         for finding in bad:
-            console.print(f"shard {finding.index}: {finding.state}: {finding.reason}")
+            console.print(f"shard {finding.index}: {finding.state}: {finding.reason}", soft_wrap=True)
         if not check_only:
             with pipeline.watcher:
                 pipeline.execute(STAGES["capture"])
@@ -53,3 +57,5 @@ def repair(
             console.print(
                 f"{len(findings)} shards, {len(bad)} bad or missing, {'only checked' if check_only else 'whole again'}"
             )
+    if check_only and bad:
+        raise typer.Exit(EXIT_CODES[Remedy.RETRY])
