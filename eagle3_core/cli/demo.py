@@ -186,5 +186,6 @@ def _print(console: Console, airflow: LocalAirflow, result: dict[str, Any]) -> N
     console.print(f"speed              {result['speedup']:.2f} times that without speculation")
     console.print(f"verdict            {result['summary']}", soft_wrap=True)
     console.print(f"report             {result['report']}", soft_wrap=True)
-    console.print(f"Airflow            {result['ui']} (user {user}, password {password}); stop it with `make stop`")
+    console.print(f"Airflow            {result['ui']} (user {user}, password {password}); stop it with `make stop`",
+                  soft_wrap=True)  # fmt: skip
     print(json.dumps(result))
