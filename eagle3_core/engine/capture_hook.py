@@ -134,13 +134,13 @@ class Spooler:
                 f"expected {tokens} rows from row {self._rows} on, found {extends} from {prefixes} on; is the radix "
                 "cache on, or were samples cut that share a prefill?"
             )
-        if not _writes():
-            return
-        tensors = {"input_ids": input_ids.to(torch.int32), "aux_hidden_states": packed, "last_hidden_state": last}
-        self._parts.append({name: self._to_host(tensor) for name, tensor in tensors.items()})
+        if _writes():
+            tensors = {"input_ids": input_ids.to(torch.int32), "aux_hidden_states": packed, "last_hidden_state": last}
+            self._parts.append({name: self._to_host(tensor) for name, tensor in tensors.items()})
         self._rows += total
         if self._rows == sum(tokens):
-            self._waiting.put((self._group, self._parts, self._stream and self._stream.record_event()))
+            if self._parts:
+                self._waiting.put((self._group, self._parts, self._stream and self._stream.record_event()))
             self._group, self._rows, self._parts = "", 0, []
 
     def _to_host(self, tensor: Any) -> Any:

@@ -66,6 +66,16 @@ def test_chunks_are_put_together_even_when_their_buffer_is_used_again(in_spool):
     assert sample.last_hidden_state[:, 0].tolist() == [1, 2, 3, 4, 5]
 
 
+def test_a_process_that_does_not_write_counts_the_rows_of_every_chunk_too(in_spool, monkeypatch):
+    monkeypatch.setattr(capture_hook, "_writes", lambda: False)
+    members = spool.new_group([5])
+    forward([1, 2, 3], members, [3], [0])
+    with pytest.raises(CaptureMismatchError, match="from row 3 on"):
+        forward([5], members, [1], [4])
+    forward([4, 5], members, [2], [3])
+    assert list(in_spool.iterdir()) == []
+
+
 def test_a_group_counts_as_begun_with_its_last_chunk_since_others_could_join_an_earlier_one(in_spool):
     members = spool.new_group([5])
     capture_hook._before_forward(None, (), {"forward_batch": batch_of(members, [3], [0])})
