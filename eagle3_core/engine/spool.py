@@ -7,6 +7,7 @@ states belong to its samples.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -87,7 +88,9 @@ def write(directory: Path, group: str, tensors: Mapping[str, Any]) -> None:
 def fail(directory: Path, group: str, reason: str) -> None:
     """Say that a group's states could not be written."""
     temp = directory / f".{group}.failed.tmp"
-    temp.write_text(reason, encoding="utf-8")
+    # A full spool has no room for the reason either, but for the name: whoever waits must hear of it.
+    with contextlib.suppress(OSError):
+        temp.write_text(reason, encoding="utf-8")
     temp.rename(directory / f"{group}.failed")
 
 
@@ -133,7 +136,8 @@ def _load(directory: Path, group: str, first: int, raise_if_died: Callable[[], N
     # The engine answers while its states are still on their way.
     while not path.exists():
         if failed.exists():
-            raise CaptureMismatchError(f"sample {first}: its states were not written: {failed.read_text('utf-8')}")
+            reason = failed.read_text("utf-8") or f"no room in {directory}, not even for the reason; free space there"
+            raise CaptureMismatchError(f"sample {first}: its states were not written: {reason}")
         raise_if_died()
         time.sleep(_POLL_S)
     # Mapped, not read: the file goes when the last of its rows does.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -125,6 +126,18 @@ def test_states_that_cannot_be_written_are_told_to_who_waits_for_them(in_spool, 
     forward([1, 2], members, [2], [0])
     with pytest.raises(CaptureMismatchError, match="No space left on device"):
         taken(in_spool, members, [[1, 2]])
+
+
+def test_whoever_waits_hears_of_a_spool_without_room_for_the_reason(in_spool, no_room):
+    members = spool.new_group([2])
+    forward([1, 2], members, [2], [0])
+    raise_after = time.monotonic() + 20
+
+    def too_long():
+        assert time.monotonic() < raise_after
+
+    with pytest.raises(CaptureMismatchError, match=f"no room in {in_spool}"):
+        list(spool.take(in_spool, members[0].group, [[1, 2]], 0, too_long))
 
 
 def fake_runner(recorded_as):
