@@ -89,8 +89,9 @@ class BucketClaims:
 
     def _renew(self, name: str, generation: int, stop: threading.Event) -> None:
         while not stop.wait(BEAT_S):
-            # A store that is away for longer than the expiry costs the claim, never an artifact: see `commit`.
-            with contextlib.suppress(Eagle3Error):
+            # A store that is away for longer than the expiry costs the claim, never an artifact: see `commit`. Whatever
+            # one beat ends with, the next may do better.
+            with contextlib.suppress(Exception):
                 self.bucket.put(self._key(name, generation), self._owner())
 
     def _release(self, name: str, generation: int) -> None:
@@ -110,7 +111,8 @@ class BucketClaims:
 
     def _machine(self) -> str:
         """Return what is equal for all processes that share the locks, and for nobody else."""
-        path = self.locks / ".machine"
-        with contextlib.suppress(FileExistsError), path.open("x", encoding="utf-8") as file:
-            file.write(uuid.uuid4().hex)
-        return path.read_text(encoding="utf-8")
+        path = self.locks / ".this-machine"
+        # A link is there with its text or not at all: machines with an empty name would take each other's claims.
+        with contextlib.suppress(FileExistsError):
+            path.symlink_to(uuid.uuid4().hex)
+        return str(path.readlink())

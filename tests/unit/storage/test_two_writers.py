@@ -132,12 +132,13 @@ def test_a_store_that_does_not_know_the_condition_is_refused(store, server, tmp_
         commit(store, "capture/i/s", staged(tmp_path, "first"), Kind.SHARD)
 
 
-def test_a_conflict_of_writers_is_tried_again_and_ends(store, server, tmp_path):
-    def conflict(_environ, start_response):
-        body = b"<Error><Code>ConditionalRequestConflict</Code><Message>Again.</Message></Error>"
-        start_response("409 Conflict", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
-        return [body]
+def conflict(_environ, start_response):
+    body = b"<Error><Code>ConditionalRequestConflict</Code><Message>Again.</Message></Error>"
+    start_response("409 Conflict", [("Content-Type", "application/xml"), ("Content-Length", str(len(body)))])
+    return [body]
 
+
+def test_a_conflict_of_writers_is_tried_again_and_ends(store, server, tmp_path):
     server.once("PUT /bucket/some/prefix/capture/i/s/manifest.json", conflict, times=3)
     ref = commit(store, "capture/i/s", staged(tmp_path, "first"), Kind.SHARD)
     assert find(store, "capture/i/s") == ref
@@ -222,6 +223,28 @@ def test_a_claim_is_renewed_while_it_is_held(store, server, monkeypatch):
     server.fault = count
     with store.claim("capture/i/s"):
         assert renewed.wait(20)
+
+
+def test_a_beat_that_the_store_refuses_is_not_the_last(store, server, monkeypatch):
+    monkeypatch.setattr("eagle3_core.storage.claims.BEAT_S", 0.05)
+    beats, renewed = [], threading.Event()
+
+    def refuse_two(request, _environ):
+        if not request.startswith("PUT /bucket/some/prefix/claims/capture-i-s/000000"):
+            return None
+        beats.append(request)
+        if len(beats) >= 4:
+            renewed.set()
+        return conflict if len(beats) in (2, 3) else None
+
+    server.fault = refuse_two
+    with store.claim("capture/i/s"):
+        assert renewed.wait(20)
+
+
+def test_a_disk_that_is_full_leaves_no_machine_without_a_name(store, elsewhere, no_room):
+    with store.claim("capture/i/s") as ours, elsewhere.claim("capture/i/s") as theirs:
+        assert (ours, theirs) == (True, False)
 
 
 def test_an_owner_that_was_only_slow_does_not_end_its_successors_claim(store, elsewhere, monkeypatch):
