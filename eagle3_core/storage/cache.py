@@ -57,12 +57,11 @@ class ByteCache:
         if (held := self._held(target, size)) is not None:
             return held
         with self._alone():
-            if not self._make_room(size) and not needed and not target.exists():
-                return None
-            if (held := self._held(target, size)) is None:
+            # Another process may have fetched it meanwhile.
+            if (held := self._held(target, size)) is None and (self._make_room(size) or needed):
                 self._fill(target, download)
                 held = Held(target)
-        return held
+            return held
 
     def bytes(self) -> int:
         """Return the bytes of all files."""

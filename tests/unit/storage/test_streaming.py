@@ -2,6 +2,8 @@
 
 import json
 import os
+import threading
+import time
 
 import pytest
 import torch
@@ -92,6 +94,25 @@ def test_what_is_held_stays_and_what_was_not_used_for_longest_goes(tmp_path):
     assert third.path.exists()
     assert cache.bytes() == 200
     assert len(made) == 5
+
+
+def test_of_two_that_want_the_same_at_once_one_downloads_it_and_room_is_made_once(tmp_path):
+    cache, begun, made = ByteCache(tmp_path, 250), threading.Event(), []
+    cache.hold("old", "f", 100, lambda path: path.write_bytes(b"x" * 100))
+
+    def download(path):
+        made.append(path)
+        begun.set()
+        # The other is at the lock now, or comes once the file is there.
+        time.sleep(0.3)
+        path.write_bytes(b"x" * 100)
+
+    first = threading.Thread(target=lambda: cache.hold("new", "f", 100, download))
+    first.start()
+    assert begun.wait(20)
+    cache.hold("new", "f", 100, download)
+    first.join()
+    assert (len(made), cache.bytes()) == (1, 200)
 
 
 def test_a_file_that_was_just_asked_for_is_there_until_it_can_be_opened(s3, tmp_path):
