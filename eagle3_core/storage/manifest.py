@@ -237,6 +237,8 @@ def verify(store: ObjectStore, which: Ref | str) -> Artifact:
 def quarantine(store: ObjectStore, key: str, reason: str) -> str:
     """Move whatever lies at `key` aside, with the reason beside it; return the new key. Nothing is deleted."""
     target = f"quarantine/{key}/{uuid.uuid4().hex[:8]}"
-    store.move_prefix(key, target)
+    # Of two that found the same damage one moves it.
+    with contextlib.suppress(FileNotFoundError):
+        store.move_prefix(key, target)
     store.write_bytes(f"{target}/reason.json", json.dumps({"key": key, "reason": reason}).encode())
     return target

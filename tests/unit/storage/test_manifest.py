@@ -146,6 +146,12 @@ def test_every_kind_of_damage_is_found_and_goes_to_quarantine_with_its_reason(st
     assert store.exists(f"{moved}/deep/two.bin") or damage == "missing"
 
 
+def test_of_two_that_find_the_same_damage_neither_fails(store, committed):
+    first, second = quarantine(store, KEY, "damaged"), quarantine(store, KEY, "damaged")
+    assert store.exists(f"{first}/one.bin")
+    assert store.list_keys(second) == [f"{second}/reason.json"]
+
+
 def test_a_reference_to_another_manifest_is_refused(store, committed, tmp_path):
     commit(store, KEY, stage(tmp_path, 2), Kind.FEATURE_SET, replace=True)
     with pytest.raises(CorruptArtifactError, match="expected manifest"):
