@@ -76,8 +76,8 @@ def quantise(states: torch.Tensor, layers: int) -> tuple[torch.Tensor, torch.Ten
     import torch
 
     parts = states.float().unflatten(-1, (layers, -1))
-    scales = parts.abs().amax(-1, keepdim=True) / _FP8_MAX
-    scales = torch.where(scales == 0, torch.ones_like(scales), scales)
+    # A scale below the least normal float has too few digits: the values would not fit it. Of zeros any will do.
+    scales = (parts.abs().amax(-1, keepdim=True) / _FP8_MAX).clamp_min(torch.finfo(torch.float32).tiny)
     return (parts / scales).flatten(-2).to(torch.float8_e4m3fn), scales.squeeze(-1)
 
 

@@ -38,6 +38,13 @@ def test_8_bits_keep_every_value_to_a_sixteenth_or_to_a_millionth_of_its_row_and
     assert bool((error <= torch.maximum(values.abs() / 16, largest * 2**-10 / 448 * 1.001)).all())
 
 
+def test_rows_of_zeros_and_of_the_least_floats_come_back():
+    values = torch.tensor([[0.0, 0.0], [8e-43, -6e-43], [3e-35, 1e-35]])
+    stored, scales = quantise(values, 1)
+    assert bool((values.abs() <= 448 * scales).all())
+    torch.testing.assert_close(dequantise(stored, scales), values, rtol=1 / 16, atol=1e-42)
+
+
 def test_every_8_bit_value_comes_back_as_pytorch_reads_it():
     codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
     codes = codes[torch.isfinite(codes.float())][:, None]
