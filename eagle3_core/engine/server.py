@@ -151,7 +151,8 @@ class SglangServer:
     def _start(self) -> None:
         self._port = processes.free_port()
         if self.plan.mode == "capture":
-            self._spool = make_spool(Path("/dev/shm"), self.log.parent, AHEAD * self.plan.prefill_bytes)
+            # The canary keeps its prefill in memory beside those sent ahead.
+            self._spool = make_spool(Path("/dev/shm"), self.log.parent, (AHEAD + 1) * self.plan.prefill_bytes)
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
         self.log.parent.mkdir(parents=True, exist_ok=True)

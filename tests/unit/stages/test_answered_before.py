@@ -41,7 +41,6 @@ def test_added_prompts_alone_are_answered_captured_and_sealed_with_the_others(fl
     plan = flow.run("plan_capture")
     assert plan.facts["captured_shards"] == 5
     flow.capture_all()
-    assert {answer.length for answer in before.values()}
     old = {tuple(answer.input_ids + answer.output_ids) for answer in before.values()}
     assert not old & set(engine.captured)
     assert flow.run("seal").facts["samples"] == 60
