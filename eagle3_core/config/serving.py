@@ -38,3 +38,8 @@ class ServingConfig(Section):
     threads: int = Field(
         2, ge=1, le=1024, description="CPU threads of one engine on a CPU.", json_schema_extra=NOT_IDENTITY
     )
+
+    @property
+    def flags(self) -> dict[str, EngineArg]:
+        """Return `engine_args` by SGLang's names, however they are spelled there."""
+        return {name.lstrip("-").replace("_", "-"): value for name, value in self.engine_args.items()}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.metadata
+import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,10 @@ from eagle3_core.data.plan import ShardPlan
 from eagle3_core.engine import fingerprint
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.engine.spool import CapturedSample
+
+
+_BESIDE_THE_POINT = ("mem-fraction-static", "base-gpu-id")
+"""Flags of SGLang that say how much or where; any other may decide what a hidden state is."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +42,14 @@ def capture_engine(run: RunConfig) -> dict[str, str]:
     """
     backend, device = run.capture.backend, resolve_device(run.serving.device)
     known = fingerprint.require_known_good() if backend == "sglang" else _transformers_fingerprint()
-    return {"backend": backend, "fingerprint": known, "device": device}
+    engine = {"backend": backend, "fingerprint": known, "device": device}
+    return engine | _launched(run) if backend == "sglang" else engine
+
+
+def _launched(run: RunConfig) -> dict[str, str]:
+    """Return what else decides the bits of a state: quantisation, the attention backend, over how many GPUs sums go."""
+    flags = {name: value for name, value in run.serving.flags.items() if name not in _BESIDE_THE_POINT}
+    return {"tensor_parallel": str(run.serving.tensor_parallel), "engine_args": json.dumps(flags, sort_keys=True)}
 
 
 def _transformers_fingerprint() -> str:

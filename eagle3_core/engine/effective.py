@@ -76,7 +76,7 @@ def compare_effective(plan: LaunchPlan, effective: Mapping[str, Any]) -> None:
 
 def _asked_by_the_user(plan: LaunchPlan, effective: Mapping[str, Any]) -> dict[str, Any]:
     """Return what `serving.engine_args` asks of plain fields that SGLang tells of; False took a flag of ours away."""
-    named = {name.lstrip("-").replace("-", "_"): value for name, value in plan.serving.engine_args.items()}
+    named = {name.replace("-", "_"): value for name, value in plan.serving.flags.items()}
     plain = (str, int, float, bool)
     return {
         name: value for name, value in named.items()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from eagle3_core.config.evaluation import DraftShape
-from eagle3_core.config.serving import EngineArg, ServingConfig
+from eagle3_core.config.serving import ServingConfig
 from eagle3_core.engine import plugin
 from eagle3_core.engine.flags import override
 from eagle3_core.engine.layers import check_outputs_of
@@ -165,7 +165,7 @@ class LaunchPlan:
     @property
     def context_length(self) -> int:
         """Longest sequence the server takes; a capture server takes whole samples, up to the target's last position."""
-        longest = int(self._named("context-length") or self.model.get("max_position_embeddings") or 2048)
+        longest = int(self.serving.flags.get("context-length") or self.model.get("max_position_embeddings") or 2048)
         if self.mode == "capture" and self.max_sample_tokens is not None:
             return min(longest, self.max_sample_tokens) + _CONTEXT_HEADROOM
         return longest
@@ -173,12 +173,7 @@ class LaunchPlan:
     @property
     def gpus(self) -> tuple[int, int]:
         """Return how many GPUs the server takes, and the number of the first among the visible ones."""
-        return self.serving.tensor_parallel, int(self._named("base-gpu-id") or 0)
-
-    def _named(self, flag: str) -> EngineArg | None:
-        """Return what the user's `engine_args` say of a flag, however it is spelled there."""
-        named = {name.lstrip("-").replace("_", "-"): value for name, value in self.serving.engine_args.items()}
-        return named.get(flag)
+        return self.serving.tensor_parallel, int(self.serving.flags.get("base-gpu-id") or 0)
 
     @property
     def _hidden_size(self) -> int:

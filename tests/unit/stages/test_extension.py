@@ -69,6 +69,19 @@ def test_another_engine_shares_no_shard(sealed, monkeypatch):
     assert sealed.run("plan_capture").facts["captured_shards"] == 0
 
 
+@pytest.mark.parametrize(
+    ("launch", "same"),
+    [({"engine_args": {"quantization": "fp8"}}, False), ({"tensor_parallel": 2}, False),
+     ({"engine_args": {"mem_fraction_static": 0.5}}, True)],
+)  # fmt: skip
+def test_a_launch_that_may_change_states_shares_no_shard_and_one_with_other_memory_every(sealed, launch, same):
+    before, serving = sealed.refs[Kind.SHARD_PLAN], sealed.config.serving.model_copy(update=launch)
+    sealed.config = sealed.config.model_copy(update={"serving": serving})
+    plan = sealed.run("plan_capture")
+    assert (plan == before) == same
+    assert plan.facts["captured_shards"] == 0
+
+
 def test_another_cut_shares_every_shard(sealed):
     values = sealed.config.model_dump(mode="json")
     values["capture"]["shard_tokens"] = 400
