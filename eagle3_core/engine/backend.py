@@ -21,7 +21,6 @@ from eagle3_core.engine import fingerprint
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.engine.spool import CapturedSample
 
-
 _BESIDE_THE_POINT = ("mem-fraction-static", "base-gpu-id")
 """Flags of SGLang that say how much or where; any other may decide what a hidden state is."""
 

@@ -1,5 +1,6 @@
 """A tiny target on disk, an engine that is pure arithmetic, and a run that goes through the real stages with both."""
 
+import contextlib
 import importlib
 import json
 import resource
@@ -30,13 +31,15 @@ def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def no_room():
-    """Let files be made, and no byte be written to them, as on a full disk."""
+    """Let files be made, and no byte be written to them, as on a full disk; pytest's own log is one of them."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture

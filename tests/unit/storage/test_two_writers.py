@@ -13,6 +13,7 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.errors import InputError, StoreUnreachableError
 from eagle3_core.stages.publish import point
 from eagle3_core.storage import commit, find, open_store, verify
+from tests.unit.conftest import no_room
 
 
 def staged(tmp_path, who):
@@ -242,8 +243,8 @@ def test_a_beat_that_the_store_refuses_is_not_the_last(store, server, monkeypatc
         assert renewed.wait(20)
 
 
-def test_a_disk_that_is_full_leaves_no_machine_without_a_name(store, elsewhere, no_room):
-    with store.claim("capture/i/s") as ours, elsewhere.claim("capture/i/s") as theirs:
+def test_a_disk_that_is_full_leaves_no_machine_without_a_name(store, elsewhere):
+    with no_room(), store.claim("capture/i/s") as ours, elsewhere.claim("capture/i/s") as theirs:
         assert (ours, theirs) == (True, False)
 
 
