@@ -145,7 +145,10 @@ def test_a_manifest_holds_the_checksum_of_every_tensor(sealed):
     tensors = load_file(shard.path("features.safetensors"))
     found = {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in tensors.items()}
     assert shard.manifest.facts["tensors"] == found
-    assert shard.manifest.facts["engine"] == {"backend": "sglang", "fingerprint": {"sglang": "test"}, "device": "cpu"}
+    assert shard.manifest.facts["engine"] == {
+        "backend": "sglang", "fingerprint": {"sglang": "test"}, "device": "cpu", "tensor_parallel": "1",
+        "engine_args": "{}",
+    }  # fmt: skip
 
 
 def test_damage_is_said_tensor_by_tensor(sealed):
