@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
+from eagle3_core.errors import UnknownSchemaError
 from eagle3_core.storage import Artifact
 
 PROMPTS = "prompts.jsonl"
 CORPUS = "corpus.jsonl"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,13 +49,12 @@ class Answer:
 
 def read_prompt_set(artifact: Artifact) -> list[AskedPrompt]:
     """Return the prompts of a prompt set, verified."""
-    return [AskedPrompt(**values) for values in _lines(artifact.verified_path(PROMPTS))]
+    return list(_lines(artifact, PROMPTS, AskedPrompt))
 
 
 def read_corpus(artifact: Artifact) -> Iterator[Answer]:
-    """Yield the answers of a corpus, or of a chunk of one, verified."""
-    for values in _lines(artifact.verified_path(CORPUS)):
-        yield Answer(**values)
+    """Return the answers of a corpus, or of a chunk of one, verified."""
+    return _lines(artifact, CORPUS, Answer)
 
 
 def write_corpus(path: Path, answers: list[Answer]) -> None:
@@ -62,7 +64,17 @@ def write_corpus(path: Path, answers: list[Answer]) -> None:
             file.write(json.dumps(asdict(answer)) + "\n")
 
 
-def _lines(path: Path) -> Iterator[Any]:
-    with path.open(encoding="utf-8") as file:
+def _lines(artifact: Artifact, name: str, record: Callable[..., T]) -> Iterator[T]:
+    """Yield the records of a file, verified.
+
+    Raises:
+        UnknownSchemaError: they have other fields.
+    """
+    with artifact.verified_path(name).open(encoding="utf-8") as file:
         for line in file:
-            yield json.loads(line)
+            try:
+                one = record(**json.loads(line))
+            except TypeError as error:
+                where = f"{artifact.store.root}/{artifact.ref.key}/{name}"
+                raise UnknownSchemaError(f"{where}: written by another version ({error}); move it away") from None
+            yield one

@@ -6,9 +6,9 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
-from eagle3_core.data.corpus import read_corpus
-from eagle3_core.errors import EngineError
-from eagle3_core.storage import load
+from eagle3_core.data.corpus import CORPUS, read_corpus
+from eagle3_core.errors import EngineError, UnknownSchemaError
+from eagle3_core.storage import commit, load, open_store
 
 
 def changed(flow, section, **values):
@@ -96,6 +96,15 @@ def test_later_turns_are_answered_again_only_after_another_answer(flow, engine, 
     after = corpus(flow)
     assert len(engine.answered) == asked + 1
     assert before.items() <= after.items()
+
+
+def test_answers_of_another_version_are_refused_in_one_line(tmp_path):
+    store, staged = open_store(str(tmp_path / "root")), tmp_path / "staged"
+    staged.mkdir()
+    (staged / CORPUS).write_text(json.dumps({"id": "a", "text": "b"}) + "\n")
+    of_another = commit(store, "regenerate/answers/a/b", staged, Kind.CORPUS)
+    with pytest.raises(UnknownSchemaError, match=r"written by another version .*'text'"):
+        list(read_corpus(load(store, of_another)))
 
 
 def test_a_server_that_leaves_a_prompt_unanswered_is_an_error(flow, engine, monkeypatch):
