@@ -54,7 +54,7 @@ class ConsoleWatcher:
             )  # fmt: skip
         if not self._console.is_terminal and ("phase" in state or time.monotonic() - self._said > 10):
             self._said = time.monotonic()
-            self._console.print(describe(state))
+            self._console.print(describe(state), soft_wrap=True)
 
     def ended(self, title: str, ref: Ref, seconds: float) -> None:
         """Show the job's figures."""
@@ -62,11 +62,11 @@ class ConsoleWatcher:
         facts = ", ".join(
             f"{name} {value}" for name, value in ref.facts.items() if isinstance(value, int | float | str)
         )
-        self._console.print(f"[green]done[/] {title} in {seconds:.0f} s: {facts or ref.key}")
+        self._console.print(f"[green]done[/] {title} in {seconds:.0f} s: {facts or ref.key}", soft_wrap=True)
 
     def retrying(self, title: str, error: Eagle3Error, attempt: int) -> None:
         """Show why the job runs again."""
-        self._console.print(f"[yellow]again[/] {title} (attempt {attempt} failed: {error})")
+        self._console.print(f"[yellow]again[/] {title} (attempt {attempt} failed: {error})", soft_wrap=True)
 
     def _clear(self) -> None:
         if self._task is not None:
