@@ -9,6 +9,7 @@ from typing import Any
 from eagle3_core.errors import InputError, StoreUnreachableError
 
 _ABSENT = ("404", "NoSuchKey", "NotFound")
+_ABORTED_BEFORE = ("NoSuchUpload", "AbortMultipartUpload")
 _REFUSED = (
     "403", "AccessDenied", "NoSuchBucket", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AllAccessDisabled",
     "RequestTimeTooSkewed", "ExpiredToken", "InvalidToken",
@@ -55,7 +56,7 @@ def _answered(where: str, error: Any) -> Exception:
     code, text = str(error.response["Error"]["Code"]), error.response["Error"].get("Message", "")
     if error.operation_name == "PutObject" and code in (*_UNMET, CONFLICT, UNKNOWN_CONDITION):
         return RefusedConditionError(code)
-    if code in _ABSENT:
+    if code in _ABSENT or (code, error.operation_name) == _ABORTED_BEFORE:
         return FileNotFoundError(where)
     if code in _REFUSED:
         return InputError(f"root {where}: the store refuses ({code}: {text}); check bucket and rights")

@@ -11,6 +11,7 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.errors import CorruptArtifactError, InputError, NotCommittedError, StoreUnreachableError
 from eagle3_core.storage import commit, find, load, open_store, quarantine, verify
 from eagle3_core.storage.manifest import file_sha256
+from eagle3_core.storage.s3 import Bucket
 
 
 def test_what_was_committed_is_found_and_verified(store, committed, tmp_path):
@@ -159,3 +160,10 @@ def test_clients_of_s3_are_made_in_one_place():
     makes = re.compile(r"^\s*import boto|client\(.s3", re.MULTILINE)
     found = [path for path in sources if makes.search(path.read_text(encoding="utf-8"))]
     assert found == [package / "storage" / "s3.py"]
+
+
+def test_an_upload_that_ended_meanwhile_is_no_fault_to_give_up(s3):
+    upload = s3.create_multipart_upload(Bucket="bucket", Key="capture/a")["UploadId"]
+    for _ in range(2):
+        Bucket("bucket").abort("capture/a", upload)
+    assert Bucket("bucket").uploads("") == []
