@@ -128,8 +128,8 @@ def dense(
     """Return [R, H, d] by writing out the scores, document by document."""
     groups = queries.shape[1] // history.keys.shape[1]
     scaled = queries.transpose(0, 1) / math.sqrt(queries.shape[-1])
-    shared_keys, shared_values = (_by_head(tensor, groups) for tensor in (history.keys, history.values))
-    own_keys, own_values = ([_by_head(tensor, groups) for tensor in own] for own in (keys, values))
+    shared_keys, shared_values = (flash.by_head(tensor, groups) for tensor in (history.keys, history.values))
+    own_keys, own_values = ([flash.by_head(tensor, groups) for tensor in own] for own in (keys, values))
     own = [(scaled * key).sum(-1, keepdim=True) for key in own_keys]
     outputs = []
     for document in history.documents.each:
@@ -142,11 +142,6 @@ def dense(
             out = out + weights[..., length + index, None] * value[:, rows]
         outputs.append(out)
     return torch.cat(outputs, dim=1).transpose(0, 1).to(queries.dtype)
-
-
-def _by_head(heads: torch.Tensor, groups: int) -> torch.Tensor:
-    """Let every query head have its own copy of the key or value head it shares: [N, G, d] to [H, N, d]."""
-    return heads.repeat_interleave(groups, dim=1).transpose(0, 1)
 
 
 class _Merged(torch.autograd.Function):

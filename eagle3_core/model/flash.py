@@ -64,15 +64,15 @@ def _place(chains: torch.Tensor, documents: Documents) -> torch.Tensor:
 def _cpu_forward(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, documents: Documents
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    by_head, groups = queries.float().transpose(0, 1), queries.shape[1] // keys.shape[1]
-    keys, values = (_repeat(tensor, groups) for tensor in (keys, values))
-    out, logs = torch.empty_like(by_head), by_head.new_empty(by_head.shape[:2])
+    queries_h, groups = queries.float().transpose(0, 1), queries.shape[1] // keys.shape[1]
+    keys, values = (by_head(tensor.float(), groups) for tensor in (keys, values))
+    out, logs = torch.empty_like(queries_h), queries_h.new_empty(queries_h.shape[:2])
     for document in documents.each:
         rows, tokens = slice(document.first, document.last), slice(document.start, document.end)
         if document.first == document.last:
             continue
         part, log = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            by_head[None, :, rows], keys[None, :, tokens], values[None, :, tokens], attn_mask=document.bias
+            queries_h[None, :, rows], keys[None, :, tokens], values[None, :, tokens], attn_mask=document.bias
         )
         out[:, rows], logs[:, rows] = part[0], log[0]
     return out.transpose(0, 1).to(queries.dtype), logs.T.contiguous()
@@ -84,7 +84,7 @@ def _cpu_backward(
 ) -> Triple:  # fmt: skip
     groups, shape = queries.shape[1] // keys.shape[1], keys.shape
     grad_h, queries_h, out_h = (tensor.float().transpose(0, 1) for tensor in (grad, queries, out))
-    keys_h, values_h, logs_h = _repeat(keys, groups), _repeat(values, groups), logs.T
+    keys_h, values_h, logs_h = by_head(keys.float(), groups), by_head(values.float(), groups), logs.T
     of_queries, of_keys, of_values = (torch.zeros_like(tensor) for tensor in (queries_h, keys_h, values_h))
     for document in documents.each:
         rows, tokens = slice(document.first, document.last), slice(document.start, document.end)
@@ -102,6 +102,6 @@ def _cpu_backward(
     return of_queries.transpose(0, 1).to(queries.dtype), of_keys, of_values
 
 
-def _repeat(heads: torch.Tensor, groups: int) -> torch.Tensor:
-    """Return [N, G, d] as float32 [H, N, d]: the CPU's kernel has no groups."""
-    return heads.float().repeat_interleave(groups, dim=1).transpose(0, 1)
+def by_head(heads: torch.Tensor, groups: int) -> torch.Tensor:
+    """Let every query head have its own copy of the key or value head it shares: [N, G, d] to [H, N, d]."""
+    return heads.repeat_interleave(groups, dim=1).transpose(0, 1)
