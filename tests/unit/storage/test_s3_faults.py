@@ -180,7 +180,7 @@ def test_an_etag_of_another_kind_is_no_damage_where_the_bytes_are_right(store, s
     server.fault = lambda request, _: None if "partNumber" in request else foreign
     ref = commit(store, "capture/i/s", large, Kind.SHARD)
     server.fault = None
-    verify(store, ref)
+    assert verify(store, ref).ref == ref
 
 
 def test_a_download_with_one_wrong_bit_is_made_again_once_and_then_refused(store, server, committed):
