@@ -14,12 +14,11 @@ import sys
 import torch
 from train_step import Setting, make_job
 
-from eagle3_core.model.matrices import Matrices, views
+from eagle3_core.model.matrices import views
+from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
-from eagle3_core.train.labels import Labels
+from eagle3_core.train.learner import Learner
 from eagle3_core.train.loader import batches
-from eagle3_core.train.loop import accumulate
-from eagle3_core.train.optim import AdamW, StepSums
 
 SMALL = Setting(512, 8, 2, 64, 1024, 4096, 1500, 10000.0, 300, 700, 2048, 2048)
 LEAST_COSINE = 0.99
@@ -27,15 +26,10 @@ LEAST_COSINE = 0.99
 
 def gradients(job: TrainJob, device: str) -> tuple[list[float], dict[str, torch.Tensor]]:
     """Return counts and named gradients of the first row."""
-    drafter, head = job.build(torch.device(device))
-    optimizer, sums = AdamW(drafter, job.training), StepSums(drafter, job.training.ttt_steps, torch.device(device))
-    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
-    row = job.order.rows(0)[0]
-    accumulate(
-        job, drafter, next(batches(job.features, [row], torch.device(device), job.dtype)), Labels(head, job.dtype), sums
-    )
-    found = {name: view.cpu() for name, view in views(sums.gradients, drafter).items()}
-    return [*sums.read().values()], found
+    learner = Learner.of(job, Ranks.alone(device))
+    learner.accumulate(next(batches(job.features, job.order.rows(0)[:1], torch.device(device), job.dtype)))
+    found = {name: view.cpu() for name, view in views(learner.sums.gradients, learner.drafter).items()}
+    return [*learner.sums.read().values()], found
 
 
 def main() -> int:

@@ -1,9 +1,12 @@
 # ruff: noqa: T201, TID253 - a program, and a heavy one
 """Time the training step on random data: `python benchmarks/train_step.py --setting demo`.
 
-Prints ms per step, tokens per second (every token of a row counts, with a loss or without), model FLOP/s against a
-matmul measured in the same process, and peak memory on a GPU. The first epoch asks the target's whole head once per
-sample; later ones remember. `--profile` adds PyTorch's own table of operators.
+Prints ms per step, tokens per second (every token of a row counts, with a loss or without), useful FLOP/s against a
+matmul measured in the same process, peak memory, and where the milliseconds of a step go (two more steps under
+PyTorch's profiler; `--profile` adds its own table). The first epoch asks the target's whole head once per sample; later
+ones remember. Under torchrun every rank has rows of its own and rank 0 prints the sum:
+
+torchrun --standalone --nproc-per-node 2 benchmarks/train_step.py --setting S --device cuda --precision bfloat16
 """
 
 from __future__ import annotations
@@ -11,23 +14,23 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import math
+import os
+import resource
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from eagle3_core.config import DraftShape, EvaluationConfig, TrainingConfig
 from eagle3_core.data.features import FeatureSample
 from eagle3_core.model.architecture import DrafterArchitecture
-from eagle3_core.model.matrices import Matrices
 from eagle3_core.model.target_weights import TargetWeights
 from eagle3_core.train.distributed import Ranks
+from eagle3_core.train.flops import matmul_flops_per_s, useful_flops
 from eagle3_core.train.job import TrainJob
-from eagle3_core.train.labels import Labels
+from eagle3_core.train.learner import Learner
 from eagle3_core.train.loader import batches
-from eagle3_core.train.loop import accumulate
-from eagle3_core.train.optim import AdamW, StepSums
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,17 @@ SETTINGS = {
 }
 PROMPT_SHARE = 0.35
 DOCUMENTS = 512
-WARM_UP = 4
+WARM_UP, PROFILED = 4, 2
+KINDS = {
+    "collectives": ("nccl", "c10d::", "gloo:"),
+    "attention": ("flash", "fmha", "attention"),
+    "AdamW": ("adam",),
+    "matrix products": ("gemm", "nvjet", "cutlass", "::mm", "addmm", "::bmm", "xmma"),
+    "copies": ("memcpy", "memset", "copy", "zero_", "fill", "cat", "index"),
+    "head and loss": ("diverge",),
+    "between products": ("triton", "elementwise", "reduce", "softmax", "norm", "mul", "add"),
+}
+"""Words in the names of kernels and operators; the first kind that has one counts."""
 
 
 class RandomFeatures:
@@ -108,77 +121,69 @@ def make_job(setting: Setting, ttt_steps: int, precision: str, train_lm_head: bo
     return TrainJob(training, evaluation, sizes, RandomFeatures(setting), target, ids, train_lm_head)
 
 
-def flops(job: TrainJob, row: tuple[int, ...]) -> float:
-    """Return the model FLOPs of one row after the first epoch: a token without a loss costs fc, a key, a value."""
-    sizes, K = job.sizes, job.training.ttt_steps
-    D, U, wide = sizes.hidden_size, sizes.draft_vocab_size, sizes.num_heads * sizes.head_dim
-    narrow = sizes.num_kv_heads * sizes.head_dim
-    lengths, supervised = (
-        [values[sample] for sample in row] for values in (job.features.lengths, job.features.supervised)
-    )
-    tokens, chains = sum(lengths), sum(supervised)
-    head = D * U * (1.0 if job.train_lm_head else 2 / 3)
-    per_chain_step = D * (wide + 2 * narrow) + wide * D + 3 * D * sizes.intermediate_size + head
-    once = tokens * (2 * D * D + D * (wide + 4 * narrow)) + chains * D * U / 3
-    pairs = sum(s * (length - s / 2) for length, s in zip(lengths, supervised, strict=True))
-    return 6.0 * (K * chains * per_chain_step + once) + 12.0 * wide * pairs * K
-
-
-def measure(setting: Setting, arguments: argparse.Namespace) -> dict[str, float]:
-    """Run and time steps of one row each, through the loader training uses."""
-    device = torch.device(arguments.device)
+def measure(setting: Setting, arguments: argparse.Namespace, ranks: Ranks) -> dict[str, Any]:
+    """Run and time steps of one row a rank, through the loader training uses."""
+    device = ranks.device
     job = make_job(setting, arguments.ttt_steps, arguments.precision, not arguments.freeze_head)
-    drafter, head = job.build(device)
-    labels = Labels(head, job.dtype)
-    optimizer, sums = AdamW(drafter, job.training), StepSums(drafter, arguments.ttt_steps, device)
-    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
+    learner = Learner.of(job, ranks)
     rows = [row for step in job.order.epoch(0) for row in step]
-    warm_up, rows = rows[:WARM_UP], rows[WARM_UP : WARM_UP + arguments.steps]
-    ahead = batches(job.features, itertools.chain(warm_up, rows * 3), device, job.dtype)
-
-    def step() -> None:
-        sums.clear()
-        accumulate(job, drafter, next(ahead), labels, sums)
-        sums.finish(Ranks.alone(), 1.0)
-        optimizer.step(sums, 1e-4)
-        drafter.matrices.refresh()
-        sums.read()
+    mine = rows[ranks.rank :: ranks.world]
+    warm_up, mine = mine[:WARM_UP], mine[WARM_UP : WARM_UP + arguments.steps]
+    ahead = batches(job.features, itertools.chain(warm_up, mine * 3), device, job.dtype)
+    norms: list[float] = []
 
     def timed(count: int) -> tuple[float, float]:
         wall, cpu = time.perf_counter(), time.process_time()
         for _ in range(count):
-            step()
+            learner.sums.clear()
+            learner.accumulate(next(ahead))
+            learner.update(1e-4)
+            norms.append(learner.sums.read()["norm"])
         return time.perf_counter() - wall, time.process_time() - cpu
 
     compiling, _ = timed(WARM_UP)
-    first, _ = timed(len(rows))
-    wall, cpu = timed(len(rows))
-    if arguments.profile:
-        with torch.profiler.profile() as profile:
-            timed(2)
+    first, _ = timed(len(mine))
+    wall, cpu = timed(len(mine))
+    norm = norms[-1]
+    with torch.profiler.profile() as profile:
+        timed(PROFILED)
+    if arguments.profile and ranks.leads:
         key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
         print(profile.key_averages().table(sort_by=key, row_limit=60, max_name_column_width=70))
-    tokens = sum(job.features.lengths[sample] for row in rows for sample in row)
-    work, peak = sum(flops(job, row) for row in rows) / 1e9, matmul_gflops(device)
-    on_cpu = {"tokens_per_cpu_s": tokens / cpu, "gflops_per_cpu_s": work / cpu}
+    sums = torch.tensor([sum(job.features.lengths[sample] for row in mine for sample in row),
+                         sum(useful_flops(job, row) for row in mine), matmul_flops_per_s(device)],
+                        dtype=torch.float64, device=device)  # fmt: skip
+    ranks.sum(sums)
+    tokens, work, peak = sums.tolist()
+    on_cpu = {"mfu_percent": 100 * work / cpu / peak, "tokens_per_cpu_s": tokens / cpu, "peak_gib": resident_gib()}
     on_gpu = {"mfu_percent": 100 * work / wall / peak, "peak_gib": torch.cuda.max_memory_allocated() / 2**30}
-    return {"ms_per_step": 1e3 * wall / len(rows), "tokens_per_s": tokens / wall,
-            "first_epoch_tokens_per_s": tokens / first, "tokens_per_step": tokens / len(rows),
-            "compile_s": compiling, "gflop_per_step": work / len(rows), "matmul_gflops": peak,
-            **(on_gpu if device.type == "cuda" else on_cpu)}  # fmt: skip
+    return {"ranks": ranks.world, "ms_per_step": 1e3 * wall / len(mine), "tokens_per_s": tokens / wall,
+            "first_epoch_tokens_per_s": tokens / first, "tokens_per_step": tokens / len(mine), "compile_s": compiling,
+            "gflop_per_step": work / len(mine) / 1e9, "matmul_gflops": peak / 1e9,
+            **(on_gpu if device.type == "cuda" else on_cpu), "last_norm": norm,
+            "breakdown_ms": breakdown(profile, device, 1e3 * wall / len(mine))}  # fmt: skip
 
 
-def matmul_gflops(device: torch.device) -> float:
-    """Return what one large product reaches in this process; CPU seconds count on a CPU."""
-    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
-    a = torch.randn(size, size, device=device, dtype=dtype)
-    clock = time.perf_counter if device.type == "cuda" else time.process_time
-    best = math.inf
-    for _ in range(6):
-        began = clock()
-        float((a @ a)[0, 0])
-        best = min(best, clock() - began)
-    return 2 * size**3 / best / 1e9
+def resident_gib() -> float:
+    """Return the most memory this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def breakdown(profile: torch.profiler.profile, device: torch.device, step_ms: float) -> dict[str, float]:
+    """Return the milliseconds a step spends in each kind of kernel (on a CPU: operator), and on a GPU in none."""
+    kind = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
+    found = dict.fromkeys((*KINDS, "other"), 0.0)
+    for event in profile.key_averages():
+        if device.type == "cuda" and event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        name = event.key.lower()
+        found[next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "other")] += (
+            getattr(event, kind) / 1e3 / PROFILED
+        )
+    if device.type == "cuda":
+        # Collectives run beside the rest; what remains of the step no kernel filled.
+        found["idle"] = max(0.0, step_ms - sum(found.values()))
+    return {name: round(value, 2) for name, value in found.items()}
 
 
 def main() -> None:
@@ -195,11 +200,15 @@ def main() -> None:
     parser.add_argument("--profile", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    ranks = Ranks.join(arguments.device, 300.0) if "RANK" in os.environ else Ranks.alone(arguments.device)
     setting, size = SETTINGS[arguments.setting], arguments.document
     if size:
         setting = replace(setting, mean_tokens=size, longest=size, row_tokens=size, batch_tokens=size)
-    figures = measure(setting, arguments)
-    print(json.dumps({name: round(value, 1) for name, value in figures.items()}))
+    figures = measure(setting, arguments, ranks)
+    if ranks.leads:
+        print(json.dumps({name: value if isinstance(value, dict) else round(value, 3 if name == "last_norm" else 1)
+                          for name, value in figures.items()}))  # fmt: skip
+    ranks.leave()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -46,7 +47,7 @@ class Progress:
         elapsed = now - self._started
         rate = (done - self._first) / elapsed if elapsed > 0.5 and done > self._first else None
         eta = (total - done) / rate if rate and total is not None else None
-        shown = {name: value for name, value in detail.items() if value is not None}
+        shown = {name: value for name, value in finite(dict(detail)).items() if value is not None}
         return {"stage": self._stage, "done": done, "total": total, "unit": unit, "rate": rate, "eta_s": eta,
                 "at": time.time(), "detail": shown}  # fmt: skip
 
@@ -59,6 +60,15 @@ class Progress:
             temp = self._directory / f".{FILE}.tmp"
             temp.write_text(json.dumps(state), encoding="utf-8")
             temp.replace(self._directory / FILE)
+
+
+def finite(value: Any) -> Any:
+    """Return a JSON value with None wherever there was a number that is not finite, which JSON does not know."""
+    if isinstance(value, dict):
+        return {name: finite(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def describe(state: Mapping[str, Any]) -> str:

@@ -51,6 +51,12 @@ class TrainingConfig(Section):
         300.0, gt=0, description="A rank that hangs so long ends the attempt; the next one resumes.",
         json_schema_extra=NOT_IDENTITY,
     )  # fmt: skip
+    trackers: tuple[Literal["tensorboard", "mlflow", "wandb"], ...] = Field(
+        ("tensorboard",),
+        description="Where figures go beside metrics.jsonl; mlflow and wandb have to be installed, and read their own "
+        "environment variables (MLFLOW_TRACKING_URI, WANDB_MODE).",
+        json_schema_extra=NOT_IDENTITY,
+    )
     nproc: int = Field(
         2, ge=1, le=1024, description="Processes torchrun starts on this host.", json_schema_extra=NOT_IDENTITY
     )

@@ -5,6 +5,9 @@ Two figures are reported for a chain of K draft tokens:
 `tau`        what the drafter would get if every position started a verify pass: 1 + sum of `full_acc`.
 `tau_chain`  what a server gets: the walk of verify passes over each answer, pooled over answers.
 
+`tau` is also computed for sampling at temperature 1: a draft token drawn from the drafter's q is accepted by the
+target's p with probability sum(min(p, q)), which a chain multiplies up, along the answer's own tokens.
+
 SGLang (0.5.23) reports per request `spec_accept_length = completion_tokens / spec_verify_ct`:
 
 * The first token of an answer comes from the prefill, without a verify pass, and is counted in `completion_tokens`.
@@ -75,10 +78,13 @@ def chain_walk(accepted: Sequence[int], num_steps: int, max_tokens: int | None =
 
 @dataclass(frozen=True, slots=True)
 class DepthCounts:
-    """For each depth k (from 0): chains with k+1 supervised steps, and those of them right at all of these steps."""
+    """For each depth k (from 0): chains with k+1 supervised steps, and those of them right at all of these steps.
+
+    Greedy, `correct` is a count; sampling, the sum of the chains' probabilities to be accepted so far.
+    """
 
     valid: tuple[int, ...]
-    correct: tuple[int, ...]
+    correct: tuple[float, ...]
 
     @property
     def full_acc(self) -> list[float]:

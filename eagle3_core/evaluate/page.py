@@ -141,7 +141,7 @@ def _by_domain(report: Report) -> str:
 
 
 def _training(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
-    steps = [line for line in metrics if "loss" in line]
+    steps = [line for line in metrics if line.get("loss") is not None]  # null: a step that was skipped
     held_out = [line for line in metrics if "held_out" in line]
     at = next(index for index, row in enumerate(report.validation["by_depth"])
               if row["k"] == int(report.primary.shape.split("/")[0]))  # fmt: skip

@@ -60,6 +60,15 @@ class TargetHead:
         return torch.where(found < self.draft_vocab_size, found, -1)
 
     @torch.no_grad()
+    def draft_mass(self, states: torch.Tensor) -> torch.Tensor:
+        """Return the target's probability of the whole draft vocab at states [R, D], temperature 1, float32 [R]."""
+        parts = []
+        for part in states.split(max(1, AT_ONCE // len(self.rows))):
+            logits = _product(part, self.rows)
+            parts.append((logits[:, : self.draft_vocab_size].logsumexp(-1) - logits.logsumexp(-1)).exp())
+        return torch.cat(parts)
+
+    @torch.no_grad()
     def teach(self, states: torch.Tensor, token: torch.Tensor, dtype: torch.dtype = torch.float32) -> Teacher:
         """Judge states [R, D] at the labels' own positions, after the target's final norm.
 

@@ -1,8 +1,8 @@
 """The matrices of a drafter in training: what multiplies, and where weight gradients go.
 
-Master weights and gradients are flat float32 buffers. Products run with copies in the precision of training (the
-masters themselves in float32), and weight gradients are summed by the product that makes them, straight into the
-buffer: no autograd copy, no add per TTT step. Matrices that lie side by side are multiplied as one.
+Weights are one flat buffer in the precision of training, gradients one in float32. Weight gradients are summed by the
+product that makes them, straight into the buffer: no autograd copy, no add per TTT step. Matrices that lie side by side
+are multiplied as one.
 """
 
 from __future__ import annotations
@@ -15,14 +15,11 @@ from torch import nn
 
 
 class Matrices:
-    """Compute copies of a model's matrices, [rows, columns] each, over flat buffers in the order of `trainable`."""
+    """A model's matrices, [rows, columns] each, as parts of flat buffers in the order of `trainable`."""
 
-    def __init__(
-        self, model: nn.Module, parameters: torch.Tensor, gradients: torch.Tensor, dtype: torch.dtype = torch.float32
-    ) -> None:
-        """Copy the flat float32 `parameters` to `dtype`; a frozen matrix has its copy and no gradient."""
-        self._masters, self._gradients = parameters, gradients
-        self._copy = parameters if dtype == parameters.dtype else parameters.to(dtype)
+    def __init__(self, model: nn.Module, weights: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Multiply with the flat `weights`, in their precision; a frozen matrix has a copy and no gradient."""
+        self._weights, self._gradients, self.dtype = weights, gradients, weights.dtype
         self._parameters = trainable(model)
         self._offsets: dict[str, int] = {}
         offset = 0
@@ -30,16 +27,10 @@ class Matrices:
             self._offsets[name] = offset
             offset += parameter.numel()
         self._frozen = {
-            name: parameter.detach().to(dtype)
+            name: parameter.detach().to(self.dtype)
             for name, parameter in model.named_parameters()
             if not parameter.requires_grad
         }
-        self.dtype = dtype
-
-    def refresh(self) -> None:
-        """Follow the masters after an optimiser step."""
-        if self._copy is not self._masters:
-            self._copy.copy_(self._masters)
 
     def multiply(self, states: torch.Tensor, names: Sequence[str], columns: slice = slice(None)) -> torch.Tensor:
         """Return `states` [N, columns] times the matrices called `names`, [N, sum of rows]."""
@@ -56,7 +47,7 @@ class Matrices:
 
     def weight(self, names: Sequence[str]) -> torch.Tensor:
         """Return the compute copy of one matrix, or of several side by side."""
-        return self._frozen[names[0]] if names[0] in self._frozen else self._of(self._copy, names)
+        return self._frozen[names[0]] if names[0] in self._frozen else self._of(self._weights, names)
 
     def gradient(self, name: str) -> torch.Tensor | None:
         """Return where the gradient of a matrix is summed; None where it is frozen."""
@@ -108,7 +99,8 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def views(flat: torch.Tensor, model: nn.Module) -> Mapping[str, torch.Tensor]:
-    """Return the part of a flat buffer that belongs to each trainable parameter, in its shape."""
+    """Return the part of a flat buffer, padded or not, that belongs to each trainable parameter, in its shape."""
     parameters = trainable(model)
-    parts = torch.split(flat, [parameter.numel() for parameter in parameters.values()])
+    sizes = [parameter.numel() for parameter in parameters.values()]
+    parts = torch.split(flat[: sum(sizes)], sizes)
     return {name: part.view_as(parameter) for (name, parameter), part in zip(parameters.items(), parts, strict=True)}

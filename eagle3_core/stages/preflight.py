@@ -34,6 +34,7 @@ from eagle3_core.identity import read_config, read_target, resolve_prompts, reso
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.prompts import read_prompts
 from eagle3_core.storage import ObjectStore
+from eagle3_core.train.destinations import require_trackers
 from eagle3_core.train.trial import try_training
 
 
@@ -48,6 +49,7 @@ def run(context: StageContext) -> Ref:
     checks: dict[str, Callable[[], Any]] = {
         "drafter": lambda: _drafter(config),
         "training step": lambda: try_training(config, _sizes(config), resolve_device(config.serving.device)),
+        "trackers": lambda: require_trackers(config.training.trackers),
         "space": lambda: _space(config, store),
         "held-out split": lambda: _split(config),
         "template": lambda: _template(config),

@@ -16,15 +16,20 @@ def run(context: StageContext) -> Ref:
     """Return the trained drafter: the best checkpoint by held-out tau at the primary shape."""
     if done := context.done():
         return done
+    from eagle3_core.train.destinations import require_trackers
     from eagle3_core.train.launch import run_torchrun
     from eagle3_core.train.request import FINAL, TrainRequest
-    from eagle3_core.train.rotation import keep_checkpoints
+    from eagle3_core.train.rotation import keep_checkpoints, newest_checkpoint
 
     device, nproc = _place(context)
+    require_trackers(context.run.training.trackers)
     work = context.work.resolve()
+    # Read here, before ranks wait for each other: a large one may take longer to come than a rank waits.
+    checkpoint = newest_checkpoint(context.store, context.key())
     request = TrainRequest(
         root=context.store.root, run=context.run, feature_set=context.inputs["feature_set"],
         vocab_map=context.inputs["vocab_map"], output=context.key(), work=work, progress=work.parent, device=device,
+        checkpoint=checkpoint,
     )  # fmt: skip
     context.progress.phase(f"starting {nproc} rank(s) on {device}")
     outcome = run_torchrun(request, nproc)

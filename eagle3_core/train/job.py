@@ -59,6 +59,11 @@ class TrainJob:
         return TrainOrder(lengths, samples, packing, seed=self.training.seed, epochs=self.training.epochs)
 
     @cached_property
+    def supervised(self) -> list[int]:
+        """Return the answer tokens of each sample."""
+        return [int(count) for count in self.features.supervised]
+
+    @cached_property
     def held_out(self) -> list[int]:
         """Return the samples kept for evaluation.
 
@@ -69,6 +74,12 @@ class TrainJob:
         if not found:
             raise InputError("training: expected held-out samples to validate on, found none; raise held_out_fraction")
         return found
+
+    @cached_property
+    def probe(self) -> list[int]:
+        """Return samples of the training set to measure beside the held-out ones: as many, evenly spread."""
+        samples = self.order.samples
+        return list(samples[:: -(-len(samples) // len(self.held_out))])
 
     @cached_property
     def validation_steps(self) -> frozenset[int]:

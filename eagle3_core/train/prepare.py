@@ -60,4 +60,4 @@ def write_final(
     (directory / CONFIG_FILE).write_text(sizes.model_dump_json(indent=1), encoding="utf-8")
     (directory / METRICS_FILE).write_text(metrics_text(state.metrics), encoding="utf-8")
     report = {"step": state.best.step, **state.best.report}
-    (directory / VALIDATION_FILE).write_text(json.dumps(report, indent=1), encoding="utf-8")
+    (directory / VALIDATION_FILE).write_text(json.dumps(report, indent=1, allow_nan=False), encoding="utf-8")

@@ -15,7 +15,7 @@ ERRORS = "errors"
 
 
 class TrainRequest(Section):
-    """One training run: where its inputs are, where its checkpoints go, where it may write."""
+    """One training run: where its inputs are, where its checkpoints go, from which it resumes, where it may write."""
 
     root: str
     run: RunConfig
@@ -25,6 +25,7 @@ class TrainRequest(Section):
     work: Path
     progress: Path
     device: str
+    checkpoint: Ref | None = None
 
 
 class Outcome(Section):

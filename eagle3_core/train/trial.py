@@ -12,14 +12,11 @@ from eagle3_core.config import RunConfig
 from eagle3_core.data.features import FeatureSample
 from eagle3_core.errors import TrainingError
 from eagle3_core.model.architecture import DrafterArchitecture
-from eagle3_core.model.matrices import Matrices
 from eagle3_core.model.target_weights import TargetWeights
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
-from eagle3_core.train.labels import Labels
+from eagle3_core.train.learner import Learner
 from eagle3_core.train.loader import batches
-from eagle3_core.train.loop import accumulate
-from eagle3_core.train.optim import AdamW, StepSums
 
 V, U, D, F = 512, 256, 128, 256
 LENGTHS = (150, 40)
@@ -70,11 +67,8 @@ def try_training(run: RunConfig, sizes: DrafterArchitecture, device: str) -> dic
 
 
 def _step(job: TrainJob, device: torch.device) -> float:
-    drafter, head = job.build(device)
-    optimizer, sums = AdamW(drafter, job.training), StepSums(drafter, job.training.ttt_steps, device)
-    drafter.matrices = Matrices(drafter, optimizer.parameters, sums.gradients, job.dtype)
+    learner = Learner.of(job, Ranks.alone(device.type))
     for batch in batches(job.features, [(0, 1)], device, job.dtype):
-        accumulate(job, drafter, batch, Labels(head, job.dtype), sums)
-    sums.finish(Ranks.alone(device.type), job.training.max_grad_norm)
-    optimizer.step(sums, job.training.learning_rate)
-    return sums.read()["norm"]
+        learner.accumulate(batch)
+    learner.update(job.training.learning_rate)
+    return learner.sums.read()["norm"]

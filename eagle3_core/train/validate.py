@@ -1,32 +1,53 @@
-"""Measure the drafter on held-out samples at serving depth: per-depth accuracy, tau, and the server's walk."""
+"""Measure the drafter at serving depth, on held-out samples and on as many that it trains on: accuracy, tau, walks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from eagle3_core.config import DraftShape
 from eagle3_core.data.batches import pack
 from eagle3_core.evaluate.acceptance import DepthCounts, Walk, chain_walk
-from eagle3_core.model.drafter import Eagle3Drafter
-from eagle3_core.model.judge import judge
+from eagle3_core.model.judge import measure
 from eagle3_core.model.unroll import unroll
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
-from eagle3_core.train.labels import Labels
+from eagle3_core.train.learner import Learner
 from eagle3_core.train.loader import Batch, batches
+
+
+class StopRequest(Protocol):
+    """Tells whether this process was asked to save and leave."""
+
+    def __call__(self) -> bool:
+        """Return True from the moment of the request."""
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Counts over samples at K depths: greedy, and sampling at temperature 1; `walks` by the samples' names."""
+
+    greedy: DepthCounts
+    sampling: DepthCounts
+    loss: tuple[float, ...]
+    walks: Mapping[str, tuple[Walk, ...]]
+
+    def taus(self) -> list[tuple[float, float]]:
+        """Return tau, greedy and sampling, of each depth; fewer where no chain is that deep."""
+        deep = sum(bool(valid) for valid in self.greedy.valid)
+        cut = [DepthCounts(counts.valid[:deep], counts.correct[:deep]) for counts in (self.greedy, self.sampling)]
+        return [(cut[0].tau(k + 1), cut[1].tau(k + 1)) for k in range(deep)]
 
 
 @dataclass(frozen=True)
 class Validation:
-    """Counts over the held-out samples; K depths, S samples."""
+    """Figures of the held-out samples, and of some that are trained on."""
 
-    counts: DepthCounts
-    loss: tuple[float, ...]
-    walks: Mapping[str, tuple[Walk, ...]]
+    held_out: Figures
+    trained: Figures
     shapes: tuple[DraftShape, ...]
     primary: DraftShape
     max_tokens: int
@@ -34,11 +55,11 @@ class Validation:
     @property
     def depth(self) -> int:
         """Return K."""
-        return len(self.counts.valid)
+        return len(self.held_out.greedy.valid)
 
     def tau_chain(self, num_steps: int) -> float:
         """Return what a server would measure with a chain of `num_steps`."""
-        return Walk.pool(walks[num_steps - 1] for walks in self.walks.values()).accept_length
+        return Walk.pool(walks[num_steps - 1] for walks in self.held_out.walks.values()).accept_length
 
     @property
     def score(self) -> float:
@@ -47,10 +68,14 @@ class Validation:
 
     def table(self) -> list[dict[str, Any]]:
         """Return one row per depth."""
-        full, conditional = self.counts.full_acc, self.counts.cond_acc
+        greedy, sampling, trained = self.held_out.greedy, self.held_out.sampling, self.trained.taus()
+        full, conditional, accepted = greedy.full_acc, greedy.cond_acc, sampling.cond_acc
         return [
-            {"k": k + 1, "tau": self.counts.tau(k + 1), "tau_chain": self.tau_chain(k + 1), "full_acc": full[k],
-             "cond_acc": conditional[k], "valid": self.counts.valid[k], "loss": self.loss[k]}
+            {"k": k + 1, "tau": greedy.tau(k + 1), "tau_chain": self.tau_chain(k + 1), "full_acc": full[k],
+             "cond_acc": conditional[k], "valid": greedy.valid[k], "loss": self.held_out.loss[k],
+             "tau_sampling": sampling.tau(k + 1), "cond_acceptance": accepted[k],
+             "train_tau": trained[k][0] if k < len(trained) else None,
+             "train_tau_sampling": trained[k][1] if k < len(trained) else None}
             for k in range(self.depth)
         ]  # fmt: skip
 
@@ -70,45 +95,69 @@ class Validation:
                     "completion_tokens": walks[0].completion_tokens,
                     "verify_passes": [w.verify_passes for w in walks],
                 }
-                for name, walks in self.walks.items()
+                for name, walks in self.held_out.walks.items()
             },
         }
 
 
-def validate(job: TrainJob, drafter: Eagle3Drafter, labels: Labels, ranks: Ranks) -> Validation:
-    """Judge every held-out sample to the deepest shape's depth; all ranks return the same figures."""
-    depth, held_out = job.evaluation.depth, job.held_out
-    lengths = job.order.lengths
-    sums = torch.zeros(3, depth, dtype=torch.float64, device=ranks.device)
-    walks = torch.zeros(len(lengths), depth, 2, dtype=torch.int64, device=ranks.device)
-    rows = pack(lengths, held_out, job.training.row_tokens)[ranks.rank :: ranks.world]
-    for row, batch in zip(rows, batches(job.features, rows, ranks.device, job.dtype), strict=True):
-        chains = batch.chains
-        if not len(chains.rows):
-            continue
-        teacher = labels.teach(batch)
-        right = torch.ones_like(chains.rows, dtype=torch.bool)
-        accepted = torch.zeros_like(chains.rows)
-        with torch.no_grad():
-            for step, carried in enumerate(unroll(drafter, batch.input_ids, batch.aux_hidden_states, chains, depth)):
-                supervised = chains.supervised(step)
-                judged = judge(drafter, carried, teacher, supervised, step)
-                right &= judged.correct
-                accepted += right
-                sums[:, step] += torch.stack((supervised.sum(), right.sum(), judged.loss)).double()
-        for sample, answers in zip(row, accepted_by_answer(batch, accepted), strict=True):
-            walks[sample] = torch.tensor(_walks(answers, depth, job.evaluation.max_new_tokens))
+def validate(job: TrainJob, learner: Learner, ranks: Ranks, stop: StopRequest) -> Validation | None:
+    """Measure to the deepest shape's depth; all ranks return the same figures, or None once one is asked to stop."""
+    held_out = _figures(job, learner, ranks, job.held_out, stop)
+    trained = None if held_out is None else _figures(job, learner, ranks, job.probe, stop)
+    if held_out is None or trained is None:
+        return None
+    evaluation = job.evaluation
+    return Validation(held_out, trained, evaluation.shapes, evaluation.primary_shape, evaluation.max_new_tokens)
+
+
+def _figures(
+    job: TrainJob, learner: Learner, ranks: Ranks, samples: Sequence[int], stop: StopRequest
+) -> Figures | None:
+    depth, names = job.evaluation.depth, job.features.sample_ids
+    sums = torch.zeros(4 * depth + 1, dtype=torch.float64, device=ranks.device)
+    by_depth, stopped = sums[:-1].view(4, depth), sums[-1:]
+    walks = torch.zeros(len(samples), depth, 2, dtype=torch.int64, device=ranks.device)
+    place = {sample: index for index, sample in enumerate(samples)}
+    rows = pack(job.order.lengths, samples, job.training.row_tokens)[ranks.rank :: ranks.world]
+    for batch in batches(job.features, rows, ranks.device, job.dtype):
+        if stop():
+            stopped += 1
+            break
+        accepted = _measure(learner, batch, depth, by_depth)
+        for sample, answers in zip(batch.samples, accepted_by_answer(batch, accepted), strict=True):
+            walks[place[sample]] = torch.tensor(_walks(answers, depth, job.evaluation.max_new_tokens))
     ranks.sum(sums)
     ranks.sum(walks)
-    valid, correct, loss = sums.tolist()
-    by_sample = {
-        str(job.features.sample_ids[sample]): tuple(Walk(*pair) for pair in walks[sample].tolist())
-        for sample in held_out
-    }
-    counts = DepthCounts(tuple(int(count) for count in valid), tuple(int(count) for count in correct))
-    mean = tuple(total / max(count, 1.0) for total, count in zip(loss, valid, strict=True))
-    shapes = job.evaluation.shapes
-    return Validation(counts, mean, by_sample, shapes, job.evaluation.primary_shape, job.evaluation.max_new_tokens)
+    if float(stopped) > 0:
+        return None
+    valid, correct, product, loss = by_depth.tolist()
+    counts = tuple(int(count) for count in valid)
+    return Figures(
+        DepthCounts(counts, tuple(int(count) for count in correct)), DepthCounts(counts, tuple(product)),
+        tuple(total / max(count, 1.0) for total, count in zip(loss, valid, strict=True)),
+        {str(names[sample]): tuple(Walk(*pair) for pair in pairs)
+         for sample, pairs in zip(samples, walks.tolist(), strict=True)},
+    )  # fmt: skip
+
+
+def _measure(learner: Learner, batch: Batch, depth: int, sums: torch.Tensor) -> torch.Tensor:
+    """Add valid, correct and likely chains and losses to `sums` [4, K]; return right steps in a row, int64 [R]."""
+    chains, drafter = batch.chains, learner.drafter
+    accepted = torch.zeros_like(chains.rows)
+    if not len(chains.rows):
+        return accepted
+    teacher, mass = learner.labels.teach(batch), learner.labels.draft_mass(batch)
+    right, likely = torch.ones_like(chains.rows, dtype=torch.bool), torch.ones_like(mass)
+    with torch.no_grad():
+        for step, carried in enumerate(unroll(drafter, batch.input_ids, batch.aux_hidden_states, chains, depth)):
+            supervised = chains.supervised(step)
+            found = measure(drafter, carried, teacher, mass, supervised, step)
+            right &= found.correct
+            likely *= found.overlap
+            accepted += right
+            parts = (supervised.sum(), right.sum(), likely.double().sum(), found.divergence.double().sum())
+            sums[:, step] += torch.stack([part.double() for part in parts])
+    return accepted
 
 
 def accepted_by_answer(batch: Batch, accepted: torch.Tensor) -> list[list[list[int]]]:

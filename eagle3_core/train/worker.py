@@ -9,12 +9,15 @@ import shutil
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, Remedy
 from eagle3_core.jobs.processes import die_with_parent
+from eagle3_core.train.destinations import KINDS, TrackedRun
 from eagle3_core.train.request import ERRORS, FINAL, OUTCOME, Outcome, TrainRequest
+from eagle3_core.train.sender import Sender
 
 
 class StopOnSignal:
@@ -54,16 +57,18 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
     from eagle3_core.train.distributed import Ranks
     from eagle3_core.train.loop import over, train
     from eagle3_core.train.prepare import build_job, write_final
-    from eagle3_core.train.trackers import Trackers
+    from eagle3_core.train.trackers import METRICS_FILE, Trackers
 
     ranks = Ranks.join(request.device, request.run.training.rank_timeout_s)
     store = open_store(request.root, request.run.training.cache_bytes)
     job = build_job(request, store)
     checkpoints = Checkpoints(
-        store, request.output, request.work / "checkpoint", request.run.training, leads=ranks.leads
+        store, request.output, request.work / "checkpoint", request.run.training, request.checkpoint
     )
-    progress = Progress("train", request.progress) if ranks.leads else None
-    state = train(job, ranks, checkpoints, Trackers(progress, request.work / "tensorboard"), stop)
+    trackers = Trackers()
+    if ranks.leads:
+        trackers = Trackers(Progress("train", request.progress), _senders(request), request.work / METRICS_FILE)
+    state = train(job, ranks, checkpoints, trackers, stop)
     if ranks.leads and (best := state.best) is not None and over(job, state):
         final = request.work / FINAL
         shutil.rmtree(final, ignore_errors=True)
@@ -74,6 +79,16 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
         (request.work / OUTCOME).write_text(outcome.model_dump_json(), encoding="utf-8")
     ranks.leave()
     return 0 if over(job, state) else EXIT_CODES[Remedy.RESUME]
+
+
+def _senders(request: TrainRequest) -> list[Sender]:
+    settings = {
+        f"{section}.{name}": value
+        for section in ("drafter", "training")
+        for name, value in request.run.section(section).identity().items()
+    }
+    run = TrackedRun(request.run.name, request.output, request.work, settings)
+    return [Sender(name, partial(KINDS[name], run)) for name in request.run.training.trackers]
 
 
 def _leave_error(work: Path, error: BaseException) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -39,6 +41,23 @@ class MemoryFeatures:
         return self.samples[index]
 
 
+def tiny_job(features, **changes):
+    sizes = DrafterArchitecture(
+        hidden_size=D, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, max_position_embeddings=64, vocab_size=V,
+        draft_vocab_size=U, aux_layers=(0, 1, 2), target_sha256="0" * 64, target_class="LlamaForCausalLM",
+    )  # fmt: skip
+    training = TrainingConfig(**{
+        "learning_rate": 3e-3, "epochs": 3, "batch_tokens": 128, "row_tokens": 64, "ttt_steps": 3,
+        "precision": "float32", "validations": 2, "checkpoint_every_s": 1e9, "nproc": 1, **changes,
+    })  # fmt: skip
+    evaluation = EvaluationConfig(shapes=(DraftShape.from_name("2/1/3"), DraftShape.from_name("5/1/6")),
+                                  primary="5/1/6", max_new_tokens=64)  # fmt: skip
+    ids = tuple(sorted({*range(0, V, 2), 1, 3, 5, 7}))[:U]
+    target = TargetWeights(features.states, features.head, torch.ones(D))
+    return TrainJob(training, evaluation, sizes, features, target, ids)
+
+
 @pytest.fixture
 def features():
     return MemoryFeatures()
@@ -46,20 +65,4 @@ def features():
 
 @pytest.fixture
 def make_job(features):
-    def make(**changes):
-        sizes = DrafterArchitecture(
-            hidden_size=D, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5,
-            rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, max_position_embeddings=64, vocab_size=V,
-            draft_vocab_size=U, aux_layers=(0, 1, 2), target_sha256="0" * 64, target_class="LlamaForCausalLM",
-        )  # fmt: skip
-        training = TrainingConfig(**{
-            "learning_rate": 3e-3, "epochs": 3, "batch_tokens": 128, "row_tokens": 64, "ttt_steps": 3,
-            "precision": "float32", "validations": 2, "checkpoint_every_s": 1e9, "nproc": 1, **changes,
-        })  # fmt: skip
-        evaluation = EvaluationConfig(shapes=(DraftShape.from_name("2/1/3"), DraftShape.from_name("5/1/6")),
-                                      primary="5/1/6", max_new_tokens=64)  # fmt: skip
-        ids = tuple(sorted({*range(0, V, 2), 1, 3, 5, 7}))[:U]
-        target = TargetWeights(features.states, features.head, torch.ones(D))
-        return TrainJob(training, evaluation, sizes, features, target, ids)
-
-    return make
+    return partial(tiny_job, features)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import threading
 
@@ -9,17 +10,18 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_core.errors import NonFiniteError, StorageFullError
+from eagle3_core.progress import Progress
 from eagle3_core.storage import load, open_store
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.loop import train
 from eagle3_core.train.optim import learning_rate
-from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps
+from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, newest_checkpoint
 from eagle3_core.train.trackers import Trackers
 
 
 class Ask:
-    """Asks to stop at the n-th question."""
+    """Asks to stop at the n-th question: one before every step, one before every row of a validation."""
 
     def __init__(self, at=math.inf):
         self.at, self.asked = at, 0
@@ -32,16 +34,17 @@ class Ask:
 class Waiting(Checkpoints):
     """Has every checkpoint written before the next step."""
 
-    def save_if_due(self, *args, **kwargs):
-        super().save_if_due(*args, **kwargs)
+    def save(self, *args):
+        super().save(*args)
         self.finish()
 
 
-def run(job, root, stop=None, progress=None, kind=Checkpoints):
+def run(job, root, stop=None, kind=Checkpoints, **trackers):
     torch.manual_seed(0)
     store = open_store(str(root))
-    checkpoints = kind(store, "train/x", root / "staging", job.training)
-    state = train(job, Ranks.alone(), checkpoints, Trackers(progress), stop or Ask())
+    newest = newest_checkpoint(store, "train/x")
+    checkpoints = kind(store, "train/x", root / "staging", job.training, newest)
+    state = train(job, Ranks.alone(), checkpoints, Trackers(**trackers), stop or Ask())
     return state, checkpoints, store
 
 
@@ -70,10 +73,24 @@ def test_a_run_stopped_and_resumed_equals_an_uninterrupted_one_bit_for_bit(make_
     assert saved(store) == expected
 
 
+def test_a_run_stopped_in_the_midst_of_a_validation_makes_up_for_it(make_job, tmp_path):
+    whole, _, store = run(make_job(), tmp_path / "whole")
+    expected, first = saved(store), min(make_job().validation_steps)
+    parts = tmp_path / "parts"
+    for row in (1, 2):
+        state, _, _ = run(make_job(), parts, Ask(first + row))
+        assert (state.step, state.validated, state.best) == (first, 0, None), "asked before the first step after it"
+        (parts / "train/x").rename(parts / f"stopped-{row}")
+    (parts / "stopped-2").rename(parts / "train/x")
+    state, _, store = run(make_job(), parts)
+    assert state == whole
+    assert saved(store) == expected
+
+
 def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(make_job, tmp_path):
     whole, _, store = run(make_job(), tmp_path / "whole")
     expected = saved(store)
-    run(make_job(checkpoint_every_s=1e-9), tmp_path / "parts", Ask(6), kind=Waiting)
+    run(make_job(checkpoint_every_s=1e-9), tmp_path / "parts", Ask(9), kind=Waiting)
     store = open_store(str(tmp_path / "parts"))
     steps = checkpoint_steps(store, "train/x")
     assert len(steps) == 3, "the last two and the best"
@@ -98,11 +115,21 @@ def test_what_a_killed_writer_left_of_a_checkpoint_goes_with_the_next(make_job, 
     assert {key.rpartition("/")[0] for key in store.list_keys("train/x/checkpoints")} == kept
 
 
-def test_a_step_with_infinite_gradients_is_skipped_and_counted(make_job, features, tmp_path):
+def test_a_step_with_infinite_gradients_is_skipped_and_counted(make_job, features, tmp_path, monkeypatch):
+    monkeypatch.setattr("eagle3_core.train.trackers.LOG_EVERY_STEPS", 1)
     bad = next(index for index, kept in enumerate(features.held_out) if not kept)
     features.samples[bad].aux_hidden_states[5] = float("inf")
-    state, _, store = run(make_job(epochs=2), tmp_path)
+    lines = tmp_path / "metrics.jsonl"
+    state, _, store = run(make_job(epochs=2), tmp_path, progress=Progress("train", tmp_path), live=lines)
     assert state.bad_steps == 2
+
+    def refuse(constant):
+        raise AssertionError(f"{constant} is not JSON")
+
+    found = [json.loads(line, parse_constant=refuse) for line in lines.read_text().splitlines()]
+    assert found == state.metrics
+    assert [line["loss"] for line in found if "loss" in line].count(None) == 2
+    json.loads((tmp_path / "progress.json").read_text(), parse_constant=refuse)
     kept = load_file(load(store, checkpoint_key("train/x", state.step)).path("optimizer.safetensors"))
     assert kept["updates"] == state.step - 2
     assert state.step == make_job(epochs=2).order.total_steps

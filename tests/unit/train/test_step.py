@@ -25,7 +25,7 @@ class Kept(Trackers):
         super().__init__()
         self.losses, self.valid, self.correct = [], [], []
 
-    def step(self, state, report):
+    def stepped(self, state, report):
         self.losses.append(report.loss)
         self.valid.append(report.valid.tolist())
         self.correct.append(report.correct.tolist())
