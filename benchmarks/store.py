@@ -164,7 +164,7 @@ def open_index(root: Path, count: int) -> float:
     lengths, per_shard = rng.integers(64, 4096, count).astype(np.int32), 64
     columns = {
         "length": lengths, "supervised": lengths // 2, "label_rows": lengths // 2,
-        "shard": np.arange(count) // per_shard,
+        "shard": np.arange(count) // per_shard, "checksums": rng.integers(0, 1 << 63, (count, 4), dtype=np.uint64),
         "held_out": np.zeros(count, np.bool_), "domain": np.zeros(count, np.int32),
     }  # fmt: skip
     values = {

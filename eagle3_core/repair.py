@@ -91,7 +91,7 @@ def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, d
             f"{where}: expected the {len(shard.sample_ids)} planned samples, found {len(index.sample_ids)}, "
             f"{len(set(index.sample_ids) ^ set(shard.sample_ids))} of them others"
         )
-    check_values(artifact, deep)
+    check_values(artifact, index, plan.encoding, deep)
     layout = plan.encoding.layout(shard.tokens, shard.label_rows)
     found = {name: (tensor.dtype, tensor.shape) for name, tensor in read_header(artifact.path(FEATURES)).items()}
     if found != layout or sum(index.lengths) != shard.tokens:

@@ -9,14 +9,11 @@ import math
 from typing import TYPE_CHECKING, Literal
 
 from eagle3_core.config.base import Section
+from eagle3_core.storage.tensors import DTYPE_BITS
 
 if TYPE_CHECKING:
     import torch
 
-Layout = dict[str, tuple[str, tuple[int, ...]]]
-"""Tensor name to safetensors' name of its dtype and its shape, in the order in which they are stored."""
-
-KIND_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I32": 4, "U8": 1}
 _KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _FP8_MAX = 448.0
 
@@ -30,7 +27,7 @@ class Encoding(Section):
     num_aux: int
     hidden_size: int
 
-    def layout(self, tokens: int, label_rows: int) -> Layout:
+    def layout(self, tokens: int, label_rows: int) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Return every tensor of a shard.
 
         `aux_hidden_states [N, A*D]`, `last_hidden_state [M, D]` (after the target's final norm; N rows where all are
@@ -39,7 +36,7 @@ class Encoding(Section):
         """
         rows, kind = (tokens if self.last_rows == "all" else label_rows), _KINDS[self.dtype]
         aux, last = ("F8_E4M3" if self.fp8 in fp8 else kind for fp8 in (("aux", "all"), ("all",)))
-        found: Layout = {
+        found: dict[str, tuple[str, tuple[int, ...]]] = {
             "aux_hidden_states": (aux, (tokens, self.num_aux * self.hidden_size)),
             "last_hidden_state": (last, (rows, self.hidden_size)),
             "input_ids": ("I32", (tokens,)),
@@ -53,7 +50,12 @@ class Encoding(Section):
 
     def bytes(self, tokens: int, label_rows: int) -> int:
         """Return what the tensors of `layout` take."""
-        return sum(math.prod(shape) * KIND_BYTES[kind] for kind, shape in self.layout(tokens, label_rows).values())
+        layout = self.layout(tokens, label_rows).values()
+        return sum(math.prod(shape) * DTYPE_BITS[kind] // 8 for kind, shape in layout)
+
+    def rows(self, length: int, label_rows: int) -> dict[str, int]:
+        """Return how many rows of every tensor one sample has."""
+        return {name: shape[0] for name, (_, shape) in self.layout(length, label_rows).items()}
 
 
 def label_rows(loss_mask: torch.Tensor) -> torch.Tensor:

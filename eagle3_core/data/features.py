@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.data.encoding import Encoding, dequantise, label_rows
 from eagle3_core.data.remote import open_shard
-from eagle3_core.data.shards import FEATURES
-from eagle3_core.errors import UnknownSchemaError
+from eagle3_core.data.shards import FEATURES, checksum
+from eagle3_core.errors import CorruptArtifactError, UnknownSchemaError
 from eagle3_core.storage import Artifact, ObjectStore, load
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 INDEX = "index.safetensors"
 SAMPLES = "samples.json"
-SCHEMA = "eagle3/feature-set/2"
+SCHEMA = "eagle3/feature-set/3"
+_READS = 3
+"""How often rows are asked for whose checksum is wrong: what came over a network may come whole the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,10 @@ class FeatureSample:
 
 
 class FeatureSet:
-    """A sealed feature set. Shards are mapped into memory when first read; a read copies one sample's rows."""
+    """A sealed feature set. Shards are mapped into memory when first read; a read copies one sample's rows.
+
+    What was read is compared with the checksums that capture took before the disk, so nothing else is ever trained on.
+    """
 
     def __init__(self, artifact: Artifact, index: Mapping[str, np.ndarray], values: Mapping[str, Any]) -> None:
         """Use `open` instead."""
@@ -60,7 +65,8 @@ class FeatureSet:
         self.encoding = Encoding.parse(values["encoding"], f"{artifact.ref.key}/{SAMPLES}")
         self.target: Mapping[str, Any] = values["target"]
         self._offsets, self._shard_of = index["offset"], index["shard"]
-        self._last_offsets = index["last_offset"]
+        self._label_rows, self._last_offsets = index["label_rows"], index["last_offset"]
+        self._checksums = index["checksums"]
         self._shards: Sequence[Mapping[str, str]] = values["shards"]
         self._open: dict[int, Any] = {}
 
@@ -90,31 +96,50 @@ class FeatureSet:
         """Return one sample.
 
         Raises:
-            CorruptArtifactError: its shard is missing, is another one than was sealed, or has another size.
+            CorruptArtifactError: its shard is missing, is another one than was sealed, has another size, or the rows
+                are not those that were captured.
         """
         import torch
 
-        start = int(self._offsets[sample])
-        rows = slice(start, start + int(self.lengths[sample]))
-        shard = self._shard(int(self._shard_of[sample]))
-        loss_mask = shard.get_slice("loss_mask")[rows].to(torch.bool)
+        stored = self._stored(sample)
+        loss_mask = stored["loss_mask"].to(torch.bool)
         return FeatureSample(
-            input_ids=shard.get_slice("input_ids")[rows].to(torch.int64),
+            input_ids=stored["input_ids"].to(torch.int64),
             loss_mask=loss_mask,
-            aux_hidden_states=_states(shard, "aux_hidden_states", "aux_scales", rows),
-            last_hidden_state=self._last(shard, sample, rows, loss_mask),
+            aux_hidden_states=_states(stored, "aux_hidden_states", "aux_scales"),
+            last_hidden_state=self._last(_states(stored, "last_hidden_state", "last_scales"), loss_mask),
         )
 
-    def _last(self, shard: Any, sample: int, rows: slice, loss_mask: torch.Tensor) -> torch.Tensor:
+    def _stored(self, sample: int) -> dict[str, torch.Tensor]:
+        """Return the sample's rows of every tensor, as they are stored, compared with their checksums."""
+        shard = self._shard(int(self._shard_of[sample]))
+        first, last = int(self._offsets[sample]), int(self._last_offsets[sample])
+        rows = self.encoding.rows(int(self.lengths[sample]), int(self._label_rows[sample]))
+        found = {}
+        for number, (name, count) in enumerate(sorted(rows.items())):
+            start = last if name.startswith("last_") else first
+            wanted = f"{int(self._checksums[sample, number]):016x}"
+            for _ in range(_READS):
+                found[name] = shard.get_slice(name)[start : start + count]
+                if (got := checksum(found[name])) == wanted:
+                    break
+            else:
+                key = self._shards[int(self._shard_of[sample])]["key"]
+                raise CorruptArtifactError(
+                    f"{self.artifact.store.root}/{key}/{FEATURES}: {name} of {self.sample_ids[sample]}: expected xxh3 "
+                    f"{wanted}, found {got} {_READS} times; repair it"
+                )
+        return found
+
+    def _last(self, stored: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
         import torch
 
         if self.encoding.last_rows == "all":
-            return _states(shard, "last_hidden_state", "last_scales", rows)
-        kept, start = label_rows(loss_mask), int(self._last_offsets[sample])
-        stored = _states(shard, "last_hidden_state", "last_scales", slice(start, start + len(kept)))
-        # Whoever reads another row is to notice.
+            return stored
+        # A sample that was not finite has rows, and no label that could read them. Whoever reads another is to notice.
+        kept = label_rows(loss_mask)
         last = torch.full((len(loss_mask), self.encoding.hidden_size), torch.nan, dtype=stored.dtype)
-        last[kept] = stored
+        last[kept] = stored[: len(kept)]
         return last
 
     def _shard(self, number: int) -> Any:
@@ -126,23 +151,26 @@ class FeatureSet:
 
 
 def write_feature_set(
-    directory: Path, encoding: Encoding, columns: Mapping[str, Sequence[int]], values: Mapping[str, Any]
+    directory: Path, encoding: Encoding, columns: Mapping[str, Sequence[Any]], values: Mapping[str, Any]
 ) -> None:
     """Write the index of a feature set.
 
     Args:
         directory: where its files go.
         encoding: how all its shards are stored.
-        columns: length, supervised, label_rows, shard, held_out and domain of every sample, in the order of shards and
-            of rows.
+        columns: length, supervised, label_rows, shard, held_out, domain and checksums of every sample, in the order of
+            shards and of rows; its checksums are one number a tensor, by name.
         values: aux_layers, target, engine, domains, sample_ids and, for each shard, its key and manifest_sha256.
     """
     import numpy as np
     from safetensors.numpy import save_file
 
-    index = {name: np.asarray(columns[name], dtype=np.int32) for name in ("length", "supervised", "shard", "domain")}
+    index = {
+        name: np.asarray(columns[name], dtype=np.int32)
+        for name in ("length", "supervised", "label_rows", "shard", "domain")
+    }
     length, shard = index["length"], index["shard"]
-    last = np.asarray(columns["label_rows"]) if encoding.last_rows == "labels" else length
+    last = index["label_rows"] if encoding.last_rows == "labels" else length
     firsts = np.searchsorted(shard, shard)
 
     def within_shard(rows: Any) -> Any:
@@ -150,12 +178,12 @@ def write_feature_set(
         return before - before[firsts]
 
     offsets = {"offset": within_shard(length), "last_offset": within_shard(last)}
-    held_out = {"held_out": np.asarray(columns["held_out"], dtype=np.bool_)}
-    save_file(index | offsets | held_out, directory / INDEX)
+    others = {"held_out": np.asarray(columns["held_out"], dtype=np.bool_)}
+    others["checksums"] = np.asarray(columns["checksums"], dtype=np.uint64)
+    save_file(index | offsets | others, directory / INDEX)
     described = {"schema_version": SCHEMA, "encoding": encoding.model_dump(mode="json"), **values}
     (directory / SAMPLES).write_text(json.dumps(described), encoding="utf-8")
 
 
-def _states(shard: Any, name: str, scales: str, rows: slice) -> torch.Tensor:
-    stored = shard.get_slice(name)[rows]
-    return dequantise(stored, shard.get_slice(scales)[rows]) if scales in shard.keys() else stored  # noqa: SIM118
+def _states(stored: Mapping[str, torch.Tensor], name: str, scales: str) -> torch.Tensor:
+    return dequantise(stored[name], stored[scales]) if scales in stored else stored[name]

@@ -126,7 +126,7 @@ def capture_decides(
 
 def capture_identity(decides: Mapping[str, Any]) -> str:
     """Return the name of what `capture_decides` returned."""
-    return canonical_sha256({"shard": 1, "decides": decides})
+    return canonical_sha256({"shard": 2, "decides": decides})
 
 
 def shard_digest(identity: str, answers: Sequence[Answer]) -> str:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from eagle3_core.data.encoding import num_label_rows
 from eagle3_core.data.plan import PlannedShard, ShardPlan, tokens_file
-from eagle3_core.data.shards import FEATURES, INDEX, ShardWriter, write_index
+from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, ShardWriter
 from eagle3_core.errors import CaptureMismatchError
 from eagle3_core.storage import Artifact
 
@@ -73,8 +74,8 @@ def record(
     directory: Path,
     max_bad: float,
     on_tokens: Callable[[int], None],
-) -> dict[str, str]:
-    """Write features.safetensors and index.json of one shard into `directory`; return the tensors' checksums.
+) -> None:
+    """Write features.safetensors and index.json of one shard into `directory`.
 
     Raises:
         CaptureMismatchError: ids, rows or order differ, more samples than a share of `max_bad` (at least one, unless it
@@ -85,26 +86,31 @@ def record(
     order = [None, *every[:middle], None, *every[middle:], None]
     asked = [samples.input_ids[canary if sample is None else sample] for sample in order]
     first: Captured | None = None
-    written, bad = 0, list[str]()
+    written = 0
     with ShardWriter(directory / FEATURES, plan.encoding, shard.tokens, shard.label_rows) as writer:
         for sample, ids, got in _in_order(capture, order, asked):
             if sample is not None:
                 states = got.aux_hidden_states, got.last_hidden_state
-                if not writer.append(ids, samples.supervised[sample], *states):
-                    bad.append(shard.sample_ids[sample])
-                    _check_budget(bad, shard, plan.dtype, max_bad)
+                writer.append(ids, samples.supervised[sample], *states)
+                _check_budget(writer.not_finite, shard, plan.dtype, max_bad)
                 written += len(ids)
                 on_tokens(written)
             elif first is None:
                 first = got
             else:
                 check_canary(first, got, plan)
-    lengths = [len(ids) for ids in samples.input_ids]
-    write_index(directory / INDEX, shard.sample_ids, lengths, {"digest": shard.digest, "not_finite": bad})
-    return writer.checksums()
+        checksums = writer.checksums()
+        _check_budget(writer.not_finite, shard, plan.dtype, max_bad)
+    lengths = tuple(len(ids) for ids in samples.input_ids)
+    index = ShardIndex(
+        sample_ids=shard.sample_ids, lengths=lengths,
+        label_rows=tuple(map(num_label_rows, lengths, samples.supervised)), digest=shard.digest,
+        not_finite=tuple(shard.sample_ids[sample] for sample in writer.not_finite), checksums=checksums,
+    )  # fmt: skip
+    (directory / INDEX).write_text(index.model_dump_json(indent=1), encoding="utf-8")
 
 
-def _check_budget(bad: Sequence[str], shard: PlannedShard, dtype: str, max_bad: float) -> None:
+def _check_budget(bad: Sequence[int], shard: PlannedShard, dtype: str, max_bad: float) -> None:
     """Refuse more bad samples than are allowed: it is not the samples then.
 
     Raises:
@@ -114,7 +120,8 @@ def _check_budget(bad: Sequence[str], shard: PlannedShard, dtype: str, max_bad: 
     if len(bad) > allowed:
         raise CaptureMismatchError(
             f"capture: {len(bad)} samples of a shard have states that are not finite in {dtype}, {allowed} are allowed "
-            f"(capture.max_bad_samples), the last is {bad[-1]}; choose a wider capture.dtype or target.dtype"
+            f"(capture.max_bad_samples), the last is {shard.sample_ids[bad[-1]]}; choose a wider "
+            "capture.dtype or target.dtype"
         )
 
 

@@ -49,7 +49,7 @@ def open_shard(shard: Artifact, name: str) -> OpenShard:
 class RangedShard:
     """A shard of a bucket that is not downloaded: every read is a request for just these rows.
 
-    Their checksum cannot be known without the rest of the file; the connection's own has to do.
+    The checksum of the file says nothing of them; the feature set has one of every sample's rows.
     """
 
     def __init__(self, shard: Artifact, name: str) -> None:

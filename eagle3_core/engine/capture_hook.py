@@ -164,19 +164,13 @@ class Spooler:
             try:
                 if copied is not None:
                     copied.synchronize()
-                spool.write(directory, group, _joined(parts))
+                spool.write(directory, group, parts)
             except Exception as error:  # noqa: BLE001 - the client raises what it is told
                 spool.fail(directory, group, " ".join(f"{type(error).__name__}: {error}".split()))
 
 
 spooler = cache(Spooler)
 """The one of this process."""
-
-
-def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
-    import torch
-
-    return parts[0] if len(parts) == 1 else {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def _writes() -> bool:

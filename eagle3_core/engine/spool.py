@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.errors import CaptureMismatchError
+from eagle3_core.storage.tensors import make_header, write_at
 
 if TYPE_CHECKING:
     import torch
 
 _PREFIX = "eagle3"
+_KINDS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16", "torch.int32": "I32"}
 _POLL_S = 0.0005
 
 
@@ -76,12 +78,23 @@ def admit(directory: Path, group: str) -> None:
     (directory / f"{group}.admitted").touch()
 
 
-def write(directory: Path, group: str, tensors: Mapping[str, Any]) -> None:
-    """Write one group's tensors; the name appears when the file is complete."""
-    from safetensors.torch import save_file
+def write(directory: Path, group: str, parts: Sequence[Mapping[str, torch.Tensor]]) -> None:
+    """Write one group's tensors, whose rows come in parts; the name appears when the file is complete.
 
+    The library would copy each tensor first, and hold up the engine's own Python meanwhile.
+    """
+    import torch
+
+    sizes = {name: (sum(len(part[name]) for part in parts), *tensor.shape[1:]) for name, tensor in parts[0].items()}
+    header, places, _ = make_header({name: (_KINDS[str(parts[0][name].dtype)], size) for name, size in sizes.items()})
     temp = directory / f".{group}.tmp"
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temp)
+    with temp.open("wb", buffering=0) as file:
+        write_at(file.fileno(), header, 0)
+        for part in parts:
+            for name, tensor in part.items():
+                array: Any = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
+                write_at(file.fileno(), memoryview(array), places[name])
+                places[name] += array.nbytes
     temp.rename(directory / group)
 
 

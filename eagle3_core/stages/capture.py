@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan
-from eagle3_core.data.shards import CHECKSUMS
 from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 
@@ -67,8 +66,8 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     with capturing(context, plan, target) as engine:
         # A shard goes to the disk while the engine computes the next one.
         with ThreadPoolExecutor(1, thread_name_prefix="commit") as pool:
-            facts = _record(context, plan, shard, engine)
-            own = pool.submit(_commit, context, plan, shard, facts)
+            _record(context, plan, shard, engine)
+            own = pool.submit(_commit, context, plan, shard)
             try:
                 with full_disk_is_typed(context.work):
                     _go_on(context, plan, engine, Commits(pool, own), time.monotonic() + AHEAD * engine.ready_s)
@@ -93,24 +92,24 @@ def _out(context: StageContext) -> Path:
     return context.work / "out"
 
 
-def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, engine: Capturing) -> Mapping[str, str]:
-    """Capture one shard into its directory; return the checksums of its tensors."""
+def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, engine: Capturing) -> None:
+    """Capture one shard into its directory."""
     from eagle3_core.data.recording import ShardSamples, record
 
     staged = _out(context) / f"{shard.index:05d}"
     staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
     max_bad = context.run.capture.max_bad_samples
-    return record(engine.capture, plan, shard, samples, staged, max_bad, _reporter(context, plan, shard))
+    record(engine.capture, plan, shard, samples, staged, max_bad, _reporter(context, plan, shard))
 
 
-def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard, checksums: Mapping[str, str]) -> Ref:
+def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
     return commit(
         context.store,
         shard.key,
         _out(context) / f"{shard.index:05d}",
         Kind.SHARD,
-        facts={CHECKSUMS: checksums, "engine": plan.engine},
+        facts={"engine": plan.engine},
         ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens},
     )
 
@@ -127,9 +126,9 @@ def _go_on(context: StageContext, plan: ShardPlan, engine: Capturing, commits: C
             if not ours or find_sound(context.store, shard.key) is not None:
                 continue
             _check_space(context, plan.bytes_of(shard))
-            checksums = _record(context, plan, shard, engine)
+            _record(context, plan, shard, engine)
             commits.last.result()
-            commits.last = commits.pool.submit(_commit_held, held.pop_all(), context, plan, shard, checksums)
+            commits.last = commits.pool.submit(_commit_held, held.pop_all(), context, plan, shard)
     commits.last.result()
 
 
@@ -138,10 +137,9 @@ def _commit_held(
     context: StageContext,
     plan: ShardPlan,
     shard: PlannedShard,
-    checksums: Mapping[str, str],
 ) -> Ref:
     with held:
-        return _commit(context, plan, shard, checksums)
+        return _commit(context, plan, shard)
 
 
 def _reporter(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Callable[[int], None]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
-from eagle3_core.data.encoding import num_label_rows
 from eagle3_core.data.features import write_feature_set
 from eagle3_core.data.plan import PlannedSample, ShardPlan, read_plan, read_samples
 from eagle3_core.data.shards import INDEX, ShardIndex
@@ -36,8 +36,10 @@ def run(context: StageContext) -> Ref:
     _check_sets(plan, samples)
     content = {"shards": canonical_sha256([finding.manifest_sha256 for finding in findings])}
     staged = context.staged()
-    bad = _bad_samples(context.store, plan)
-    _write(staged, plan, samples, bad, findings)
+    indexes = [ShardIndex.parse(load(context.store, shard.key).json(INDEX), shard.key) for shard in plan.shards]
+    # Stored as zeros, since their states are not finite.
+    bad = frozenset(name for index in indexes for name in index.not_finite)
+    _write(staged, plan, samples, indexes, bad, findings)
     tokens = sum(sample.length for sample in samples)
     supervised = sum(sample.supervised for sample in samples if sample.id not in bad)
     context.progress.update(len(findings), len(findings), "shards", not_finite=len(bad))
@@ -89,26 +91,26 @@ def _check_sets(plan: ShardPlan, samples: Sequence[PlannedSample]) -> None:
         )
 
 
-def _bad_samples(store: ObjectStore, plan: ShardPlan) -> frozenset[str]:
-    """Return the samples that are stored as zeros, since their states are not finite."""
-    indexes = (ShardIndex.parse(load(store, shard.key).json(INDEX), shard.key) for shard in plan.shards)
-    return frozenset(name for index in indexes for name in index.not_finite)
-
-
 def _write(
     staged: Path,
     plan: ShardPlan,
     samples: Sequence[PlannedSample],
+    indexes: Sequence[ShardIndex],
     bad: frozenset[str],
     findings: Sequence[ShardFinding],
 ) -> None:
     domains = sorted({sample.domain for sample in samples})
-    columns: dict[str, Sequence[int]] = {
+    columns: dict[str, Sequence[Any]] = {
         "length": [sample.length for sample in samples],
         "shard": [sample.shard for sample in samples],
         "supervised": [0 if sample.id in bad else sample.supervised for sample in samples],
-        "label_rows": [num_label_rows(sample.length, sample.supervised) for sample in samples],
+        "label_rows": [rows for index in indexes for rows in index.label_rows],
         "held_out": [sample.held_out for sample in samples],
+        "checksums": [
+            [int(value, 16) for value in sums]
+            for index in indexes
+            for sums in zip(*(index.checksums[name] for name in sorted(index.checksums)), strict=True)
+        ],
         "domain": [domains.index(sample.domain) for sample in samples],
     }
     values = {

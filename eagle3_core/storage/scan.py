@@ -1,13 +1,15 @@
-"""Read a safetensors file once: checksum of the file, checksum of every tensor, values that are not finite. Light."""
+"""Read a safetensors file once: checksum of the file, checksums of rows, values that are not finite. Light."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import BinaryIO
+
+import xxhash
 
 from eagle3_core.storage.tensors import TensorHeader, read_header
 
@@ -28,38 +30,51 @@ OnBytes = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Scan:
-    """What a file holds; `not_finite` has the first row with a NaN or an infinity of every tensor that has one."""
+    """What a file holds.
+
+    Attributes:
+        sha256: of the whole file.
+        checksums: tensor to the xxh3 (64 bits, hex) of each of its parts.
+        not_finite: tensor to its first row with a NaN or an infinity, where it has one.
+    """
 
     sha256: str
-    tensors: dict[str, str]
+    checksums: dict[str, tuple[str, ...]]
     not_finite: dict[str, int]
 
 
-def scan(path: Path, on_bytes: OnBytes | None = None) -> Scan:
-    """Read the whole file; `on_bytes` hears of every part of it.
+def scan(path: Path, rows: Mapping[str, Sequence[int]], on_bytes: OnBytes | None = None) -> Scan:
+    """Read the whole file; `on_bytes` hears of every piece of it.
+
+    Args:
+        path: the file.
+        rows: tensor to the rows of its parts, one after the other; what is behind them or has no entry is one part.
+        on_bytes: is told how many bytes were read.
 
     Raises:
         ValueError: it is no safetensors file.
     """
     header = sorted(read_header(path).items(), key=lambda item: item[1].start)
     whole = hashlib.sha256()
-    tensors: dict[str, str] = {}
+    checksums: dict[str, tuple[str, ...]] = {}
     not_finite: dict[str, int] = {}
     with path.open("rb") as file:
         begin = min((tensor.start for _, tensor in header), default=path.stat().st_size)
         for data in _chunks(file, begin, on_bytes):
             whole.update(data)
         for name, tensor in header:
-            own, bad = hashlib.sha256(), None
-            for number, data in enumerate(_chunks(file, tensor.end - tensor.start, on_bytes)):
-                whole.update(data)
-                own.update(data)
-                if bad is None and (at := first_not_finite(data, tensor.dtype)) is not None:
-                    bad = number * _CHUNK + at
-            tensors[name] = own.hexdigest()
-            if bad is not None:
-                not_finite[name] = bad // _row_bytes(tensor)
-    return Scan(whole.hexdigest(), tensors, not_finite)
+            sums, offset = list[str](), 0
+            for size in _sizes(tensor, rows.get(name, ())):
+                own = xxhash.xxh3_64()
+                for data in _chunks(file, size, on_bytes):
+                    whole.update(data)
+                    own.update(data)
+                    if name not in not_finite and (at := first_not_finite(data, tensor.dtype)) is not None:
+                        not_finite[name] = (offset + at) // _row_bytes(tensor)
+                    offset += len(data)
+                sums.append(own.hexdigest())
+            checksums[name] = tuple(sums)
+    return Scan(whole.hexdigest(), checksums, not_finite)
 
 
 def first_not_finite(data: bytes, dtype: str) -> int | None:
@@ -70,7 +85,8 @@ def first_not_finite(data: bytes, dtype: str) -> int | None:
     if dtype not in _EXPONENTS or not data:
         return None
     width = _EXPONENTS[dtype][0]
-    exponents, lowest, signs = _masks(dtype, len(data) // width)
+    # Zeros above the values carry nothing, so masks of a few lengths do.
+    exponents, lowest, signs = _masks(dtype, 1 << (len(data) // width - 1).bit_length())
     carried = ((int.from_bytes(data, "little") & exponents) + lowest) & signs
     if not carried:
         return None
@@ -93,6 +109,17 @@ def _chunks(file: BinaryIO, size: int, on_bytes: OnBytes | None) -> Iterator[byt
         yield data
         if on_bytes is not None:
             on_bytes(len(data))
+
+
+def _sizes(tensor: TensorHeader, rows: Sequence[int]) -> Iterator[int]:
+    """Yield the bytes of each part and of what is behind them; never more than the tensor has."""
+    left = tensor.end - tensor.start
+    for count in rows:
+        size = min(count * _row_bytes(tensor), left)
+        left -= size
+        yield size
+    if left or not rows:
+        yield left
 
 
 def _row_bytes(tensor: TensorHeader) -> int:

@@ -1,10 +1,12 @@
-"""Read the header of a safetensors file and check it against the file's size, without any library."""
+"""Read the header of a safetensors file and check it against the file's size, or make one, without any library."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,10 @@ DTYPE_BITS = {
     "F64": 64, "F32": 32, "F16": 16, "BF16": 16, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F4": 4,
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
+
+
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Tensor name to safetensors' name of its dtype and its shape."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,34 @@ def parse_header(raw: bytes, size: int) -> dict[str, TensorHeader]:
     if end != size:
         raise ValueError(f"expected {end} bytes, found {size}")
     return tensors
+
+
+def make_header(layout: Layout) -> tuple[bytes, dict[str, int], int]:
+    """Return the first bytes of a safetensors file, the offset in it where each tensor starts, and the file's size."""
+    values: dict[str, Any] = {}
+    offset = 0
+    # The widest values first: readers map tensors into memory, where they must be aligned.
+    for name in sorted(layout, key=lambda name: -DTYPE_BITS[layout[name][0]]):
+        kind, shape = layout[name]
+        end = offset + math.prod(shape) * DTYPE_BITS[kind] // 8
+        values[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(values, separators=(",", ":")).encode()
+    # Padded as the format asks, so that the tensors are aligned for a memory map.
+    text += b" " * (-len(text) % 8)
+    starts = {name: 8 + len(text) + item["data_offsets"][0] for name, item in values.items()}
+    return struct.pack("<Q", len(text)) + text, starts, 8 + len(text) + offset
+
+
+def write_at(descriptor: int, data: memoryview | bytes, offset: int) -> None:
+    """Write all of `data` at `offset` of an open file, from any thread.
+
+    Raises:
+        OSError: as the system says.
+    """
+    while data:
+        written = os.pwrite(descriptor, data, offset)
+        data, offset = data[written:], offset + written
 
 
 def _tensor(item: Any, base: int) -> TensorHeader:

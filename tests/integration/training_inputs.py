@@ -76,7 +76,7 @@ def make_inputs(base: Path, *, nproc: int = 2, **training: object) -> TrainingIn
     store.write_bytes("runs/test.json", run.model_dump_json().encode())
     staging = base / "staging"
     samples = _samples(head)
-    shard = _commit_shard(store, staging, samples)
+    shard, checksums = _commit_shard(store, staging, samples)
     columns = {
         "length": [len(ids) for ids, *_ in samples],
         "shard": [0 for _ in samples],
@@ -84,6 +84,7 @@ def make_inputs(base: Path, *, nproc: int = 2, **training: object) -> TrainingIn
         "label_rows": [num_label_rows(len(ids), len(ids) - 3) for ids, *_ in samples],
         "held_out": [number % 8 == 0 for number in range(len(samples))],
         "domain": [0 for _ in samples],
+        "checksums": checksums,
     }
     staging.mkdir(exist_ok=True)
     values = {"aux_layers": list(AUX), "target": identity.model_dump(),
@@ -111,11 +112,13 @@ def _samples(head: torch.Tensor) -> list[tuple[list[int], torch.Tensor, torch.Te
     return samples
 
 
-def _commit_shard(store, staging: Path, samples) -> Ref:
+def _commit_shard(store, staging: Path, samples) -> tuple[Ref, list[list[int]]]:
     staging.mkdir()
     lengths = [len(ids) for ids, *_ in samples]
     labels = sum(num_label_rows(length, length - 3) for length in lengths)
     with ShardWriter(staging / FEATURES, ENCODING, sum(lengths), labels) as writer:
         for ids, aux, last in samples:
             writer.append(ids, len(ids) - 3, aux, last)
-    return commit(store, "capture/test/00000", staging, Kind.SHARD)
+        sums = [column for _, column in sorted(writer.checksums().items())]
+    checksums = [[int(value, 16) for value in row] for row in zip(*sums, strict=True)]
+    return commit(store, "capture/test/00000", staging, Kind.SHARD), checksums

@@ -2,16 +2,22 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import xxhash
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.features import FeatureSet
+from eagle3_core.data.plan import read_plan
+from eagle3_core.data.shards import ShardIndex
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import inspect, main, quarantine_bad
 from eagle3_core.storage import commit, find, load, verify
+from eagle3_core.storage.tensors import read_header
 
 
 def flip(path, position):
@@ -123,8 +129,8 @@ def test_a_shard_that_agrees_with_its_own_manifest_but_not_with_the_plan_is_corr
     assert inspect(sealed.store, plan)[0].state == "corrupt"
 
 
-def replace_shard(flow, index, change, checksums=None):
-    """Commit a shard whose manifest agrees with what `change` made of its tensors."""
+def replace_shard(flow, index, change, honest=False):
+    """Commit a shard whose manifest agrees with what `change` made of its tensors, and its index too if `honest`."""
     from safetensors.torch import load_file, save_file
 
     old, staged = load(flow.store, flow.shard_key(index)), flow.tmp_path / "staged"
@@ -132,49 +138,73 @@ def replace_shard(flow, index, change, checksums=None):
     tensors = load_file(old.path("features.safetensors"))
     change(tensors)
     save_file(tensors, staged / "features.safetensors")
-    (staged / "index.json").write_bytes(old.path("index.json").read_bytes())
-    commit(flow.store, old.ref.key, staged, Kind.SHARD, replace=True, facts={"tensors": checksums} if checksums else {})
+    described = ShardIndex.parse(old.json("index.json"), "index")
+    if honest:
+        described = described.model_copy(update={"checksums": checksums_of(tensors, described)})
+    (staged / "index.json").write_text(described.model_dump_json())
+    commit(flow.store, old.ref.key, staged, Kind.SHARD, replace=True)
 
 
-def test_a_manifest_holds_the_checksum_of_every_tensor(sealed):
-    import hashlib
+def checksums_of(tensors, index):
+    """Return the checksum of every sample's rows, cut out of whole tensors."""
+    found = {}
+    for name, values in tensors.items():
+        ends = np.cumsum(index.label_rows if name.startswith("last_") else index.lengths)
+        parts = np.split(values.numpy(), ends[:-1])
+        found[name] = tuple(xxhash.xxh3_64_hexdigest(part.tobytes()) for part in parts)
+    return found
 
-    from safetensors.numpy import load_file
+
+def test_an_index_holds_the_checksum_of_every_samples_rows(sealed):
+    from safetensors.torch import load_file
 
     shard = load(sealed.store, sealed.shard_key(0))
-    tensors = load_file(shard.path("features.safetensors"))
-    found = {name: hashlib.sha256(values.tobytes()).hexdigest() for name, values in tensors.items()}
-    assert shard.manifest.facts["tensors"] == found
+    index = ShardIndex.parse(shard.json("index.json"), "index")
+    assert index.checksums == checksums_of(load_file(shard.path("features.safetensors")), index)
+    assert len(set(index.checksums["aux_hidden_states"])) == len(index.sample_ids) > 1
     assert shard.manifest.facts["engine"] == {
         "backend": "sglang", "fingerprint": {"sglang": "test"}, "device": "cpu", "tensor_parallel": "1",
         "engine_args": "{}",
     }  # fmt: skip
 
 
-def test_damage_is_said_tensor_by_tensor(sealed):
-    flip(shard_directory(sealed, 2) / "features.safetensors", 5000)
+def test_damage_is_said_tensor_by_tensor_and_sample_by_sample(sealed):
+    first = shard_directory(sealed, 2) / "features.safetensors"
+    flip(first, read_header(first)["aux_hidden_states"].start)
     flip(shard_directory(sealed, 3) / "features.safetensors", -1)
     found = inspect(sealed.store, sealed.refs[Kind.SHARD_PLAN])
-    assert found[2].reason.endswith("damage in aux_hidden_states")
-    assert found[3].reason.endswith("damage in loss_mask")
+    ids = read_plan(load(sealed.store, sealed.refs[Kind.SHARD_PLAN])).shards
+    assert found[2].reason.endswith(f"damage in aux_hidden_states of {ids[2].sample_ids[0]}")
+    assert found[3].reason.endswith(f"damage in loss_mask of {ids[3].sample_ids[-1]}")
 
 
-def test_what_the_disk_never_got_right_is_found_by_the_tensors_checksums_alone(sealed):
-    old = load(sealed.store, sealed.shard_key(1)).manifest.facts["tensors"]
-    replace_shard(sealed, 1, lambda tensors: tensors["last_hidden_state"][0].add_(1), old)
+def test_what_the_disk_never_got_right_is_found_by_the_checksums_of_rows_alone(sealed):
+    replace_shard(sealed, 1, lambda tensors: tensors["last_hidden_state"].add_(1))
     plan = sealed.refs[Kind.SHARD_PLAN]
     assert inspect(sealed.store, plan)[1].state == "ok"
     finding = inspect(sealed.store, plan, deep=lambda _: None)[1]
     assert finding.state == "corrupt"
-    assert finding.reason.endswith("last_hidden_state: not what the capture handed to the disk")
+    assert re.search(r"last_hidden_state of \w+ and \d+ more samples: not what the capture handed", finding.reason)
 
 
 def test_a_value_that_is_not_finite_is_found_with_its_row(sealed):
-    replace_shard(sealed, 1, lambda tensors: tensors["aux_hidden_states"][7, 3].fill_(float("nan")))
+    replace_shard(sealed, 1, lambda tensors: tensors["aux_hidden_states"][7, 3].fill_(float("nan")), honest=True)
     plan = sealed.refs[Kind.SHARD_PLAN]
     finding = inspect(sealed.store, plan, deep=lambda _: None)[1]
     assert finding.state == "corrupt"
     assert finding.reason.endswith("aux_hidden_states: a value in row 7 is not finite")
+
+
+def test_a_reader_hands_out_no_row_that_is_not_what_was_captured(sealed):
+    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    path = shard_directory(sealed, 0) / "features.safetensors"
+    name, ends = features.sample_ids[0], read_header(path)
+    for tensor in ("aux_hidden_states", "last_hidden_state", "input_ids", "loss_mask"):
+        flip(path, ends[tensor].start)
+        with pytest.raises(CorruptArtifactError, match=rf"{tensor} of {name}: expected xxh3 \w+, found \w+ 3 times"):
+            FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET]).read(0)
+        flip(path, ends[tensor].start)
+    assert features.read(0).aux_hidden_states.isfinite().all()
 
 
 def test_a_deep_look_hears_of_every_byte(sealed):

@@ -42,6 +42,7 @@ def test_37312_samples_open_without_any_shard_being_there(tmp_path):
     staged.mkdir()
     columns = {name: [0] * count for name in ("shard", "domain", "held_out")}
     columns |= {"length": lengths, "supervised": lengths, "label_rows": lengths}
+    columns |= {"checksums": np.zeros((count, 4), dtype=np.uint64)}
     values = {
         "aux_layers": [1, 29, 57], "target": {}, "domains": ["general"],
         "sample_ids": [f"{number:024x}" for number in range(count)],
@@ -66,8 +67,8 @@ def test_a_feature_set_of_another_version_is_refused_with_what_to_do(sealed, tmp
     staged = tmp_path / "staged"
     staged.mkdir()
     values = json.loads(artifact.path(SAMPLES).read_text())
-    for version in (None, "eagle3/feature-set/3"):
-        refused = f"expected eagle3/feature-set/2, found {version!r}; run seal again"
+    for version in (None, "eagle3/feature-set/4"):
+        refused = f"expected eagle3/feature-set/3, found {version!r}; run seal again"
         (staged / SAMPLES).write_text(json.dumps(values | {"schema_version": version}))
         ref = commit(sealed.store, "seal/other", staged, Kind.FEATURE_SET, replace=True)
         with pytest.raises(UnknownSchemaError, match=refused):

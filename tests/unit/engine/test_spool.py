@@ -16,11 +16,14 @@ def spooled(directory, ids=(5, 6, 7, 8, 9), rows=5):
     spool.write(
         directory,
         group,
-        {
-            "input_ids": torch.tensor(ids, dtype=torch.int32),
-            "aux_hidden_states": torch.arange(rows).float()[:, None].repeat(1, 6),
-            "last_hidden_state": torch.ones(rows, 2),
-        },
+        [
+            {
+                "input_ids": torch.tensor(ids, dtype=torch.int32)[part],
+                "aux_hidden_states": torch.arange(rows).float()[part, None].repeat(1, 6),
+                "last_hidden_state": torch.ones(rows, 2)[part],
+            }
+            for part in (slice(0, 2), slice(2, None))
+        ],
     )
     return group
 

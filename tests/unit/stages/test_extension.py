@@ -107,7 +107,10 @@ def answer(name, salt=0):
 
 def shard_of(answers, identity="i"):
     ids, lengths = tuple(item.id for item in answers), tuple(item.length for item in answers)
-    return ShardIndex(sample_ids=ids, lengths=lengths, digest=shard_digest(identity, answers), not_finite=())
+    return ShardIndex(
+        sample_ids=ids, lengths=lengths, label_rows=lengths, digest=shard_digest(identity, answers), not_finite=(),
+        checksums={},
+    )  # fmt: skip
 
 
 def test_an_answer_that_differs_by_one_token_brings_its_shard_to_be_captured_again():

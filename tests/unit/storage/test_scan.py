@@ -4,6 +4,7 @@ import hashlib
 
 import pytest
 import torch
+import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save_file
@@ -56,7 +57,7 @@ def test_integers_are_always_finite():
     assert first_not_finite(b"", "F32") is None
 
 
-def test_a_scan_has_the_checksum_of_the_file_and_of_every_tensor(tmp_path, monkeypatch):
+def test_a_scan_has_the_checksum_of_the_file_and_of_every_part_of_every_tensor(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "_CHUNK", 64)
     tensors = {"a": torch.arange(300).float().reshape(100, 3), "b": torch.arange(7, dtype=torch.uint8)}
     tensors["c"] = torch.zeros(50, 4, dtype=torch.bfloat16)
@@ -64,8 +65,12 @@ def test_a_scan_has_the_checksum_of_the_file_and_of_every_tensor(tmp_path, monke
     path = tmp_path / "x.safetensors"
     save_file(tensors, path)
     seen = []
-    found = scan(path, seen.append)
+    found = scan(path, {"a": [0, 30, 70], "b": [5], "c": [999]}, seen.append)
     assert sum(seen) == path.stat().st_size
     assert found.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
-    assert found.tensors == {name: hashlib.sha256(raw(tensor)).hexdigest() for name, tensor in tensors.items()}
+    a, b, c = tensors.values()
+    parts = {"a": [a[:0], a[:30], a[30:]], "b": [b[:5], b[5:]], "c": [c]}
+    assert found.checksums == {
+        name: tuple(xxhash.xxh3_64_hexdigest(raw(part)) for part in those) for name, those in parts.items()
+    }
     assert found.not_finite == {"c": 41}

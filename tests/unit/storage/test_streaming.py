@@ -62,6 +62,28 @@ def test_a_cache_smaller_than_the_features_gives_the_same_keeps_its_limit_and_do
     assert list(nothing.artifact.store.cache.directory.rglob("features.safetensors")) == []
 
 
+@pytest.mark.parametrize("times", [1, 2, 1000])
+def test_rows_that_were_damaged_on_their_way_are_asked_for_again_and_never_handed_out(features_on, monkeypatch, times):
+    features, damaged = features_on(0, "none"), []
+    expected = features.read(0)
+    real = type(features.artifact.store).read_range
+
+    def read_range(store, key, sha256, start, size):
+        data = real(store, key, sha256, start, size)
+        if start > 1000 and len(damaged) < times:  # the header is behind us
+            damaged.append(start)
+            return bytes([data[0] ^ 1]) + data[1:]
+        return data
+
+    monkeypatch.setattr(type(features.artifact.store), "read_range", read_range)
+    if times < 3:
+        assert equal(features.read(0), expected)
+    else:
+        with pytest.raises(CorruptArtifactError, match=r"expected xxh3 .* 3 times; repair it"):
+            features.read(0)
+    assert len(damaged) == min(times, 3)
+
+
 def test_what_is_held_stays_and_what_was_not_used_for_longest_goes(tmp_path):
     cache = ByteCache(tmp_path, 250)
     made = []
