@@ -33,8 +33,6 @@ from eagle3_core.identity import resolve_target
 class Kept:
     """A started server in the place of the one the stage would start; it works ahead for ever."""
 
-    ready_s = float("inf")
-
     def __init__(self, server: SglangServer) -> None:
         self.client = server.client
 

@@ -1,9 +1,10 @@
 # ruff: noqa: T201, TID253 - a program, and a heavy one
 """Compare the store with one file a sample, on the same disk: `python benchmarks/store.py --root DIRECTORY`.
 
-Random states in bfloat16 go through the capture stage (with an engine that only hands them over), seal and the feature
-set, and beside that into one safetensors file a sample with an fsync each, indexed by opening every file. Files are
-dropped from the page cache before they are read. Prints one JSON line; GB is 1e9 bytes.
+Random states in bfloat16 go through the capture stage (with an engine that only hands them over), seal, the feature
+set, which compares every sample with its checksums, and a verification of every byte; and beside that into one
+safetensors file a sample with an fsync each, indexed by opening every file, compared with nothing. Files are dropped
+from the page cache before they are read. Prints one JSON line; GB is 1e9 bytes.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from eagle3_core.data.corpus import Answer
 from eagle3_core.data.encoding import Encoding
 from eagle3_core.data.features import FeatureSet, write_feature_set
 from eagle3_core.engine.spool import CapturedSample
+from eagle3_core.repair import inspect
 from eagle3_core.storage import commit, open_store
 
 LAYERS = 3
@@ -41,8 +43,6 @@ Figures = dict[str, float]
 
 class Memory:
     """Stands where SglangServer stands and hands over states that are in memory already."""
-
-    ready_s = float("inf")
 
     def __init__(self, hidden_size: int, longest: int) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -105,14 +105,20 @@ def ours(root: Path, memory: Memory, corpus: list[Answer], arguments: argparse.N
     for sample in random.Random(0).sample(range(len(features)), len(features)):
         touch(vars_of(features.read(sample)))
     at_random = time.perf_counter() - began
+    forget(root)
+    began = time.perf_counter()
+    findings = inspect(pipeline.store, pipeline.refs[Kind.SHARD_PLAN], lambda _bytes: None)
+    verified = time.perf_counter() - began
+    if {finding.state for finding in findings} != {"ok"}:
+        raise SystemExit(f"expected good shards, found {findings}")
     size, tokens = (
         sum(path.stat().st_size for path in root.glob("capture/*/*/*.safetensors")),
         int(features.lengths.sum()),
     )
     return {
         "write_gb_per_s": size / written / 1e9, "read_gb_per_s": size / read / 1e9,
-        "random_samples_per_s": len(features) / at_random, "bytes_per_token": size / tokens,
-        "write_tokens_per_s": tokens / written,
+        "verify_gb_per_s": size / verified / 1e9, "random_samples_per_s": len(features) / at_random,
+        "bytes_per_token": size / tokens, "write_tokens_per_s": tokens / written,
     }  # fmt: skip
 
 
@@ -208,6 +214,7 @@ def main() -> None:
     """Parse, measure, print one JSON object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=160)
+    parser.add_argument("--repeats", type=int, default=3, help="of writing and reading; the best of each counts")
     parser.add_argument("--mean-tokens", type=float, default=256.0)
     parser.add_argument("--hidden-size", type=int, default=4096)
     parser.add_argument("--shard-tokens", type=int, default=16384)
@@ -221,15 +228,23 @@ def main() -> None:
     memory = Memory(arguments.hidden_size, max(answer.length for answer in corpus))
     with tempfile.TemporaryDirectory(dir=arguments.root) as scratch, contextlib.redirect_stdout(io.StringIO()):
         top = Path(scratch)
-        store = ours(top / "store", memory, corpus, arguments)
-        shutil.rmtree(top / "store")
-        files = one_file_a_sample(top / "files", memory, corpus)
-        shutil.rmtree(top / "files")
+        store, files = Figures(), Figures()
+        # In turn: a machine gives memory that nobody has touched yet more slowly, whoever asks for it.
+        for _ in range(arguments.repeats):
+            store = best(store, ours(top / "store", memory, corpus, arguments))
+            shutil.rmtree(top / "store")
+            files = best(files, one_file_a_sample(top / "files", memory, corpus))
+            shutil.rmtree(top / "files")
         opened = {f"{count}": open_index(top / "index", count) for count in arguments.index}
         globbed = {f"{arguments.files}": open_files(top / "many", arguments.files)} if arguments.files else {}
     print(json.dumps({
         "store": rounded(store | {"open_s": opened}), "one_file_a_sample": rounded(files | {"open_s": globbed}),
     }))  # fmt: skip
+
+
+def best(one: Figures, other: Figures) -> Figures:
+    """Return the higher of every figure; bytes a token are the same each time."""
+    return {name: max(one.get(name, 0.0), value) for name, value in other.items()}
 
 
 def rounded(value: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Literal
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.data.features import SAMPLES
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, tokens_file
+from eagle3_core.data.remote import RangedShard
 from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, check_values
 from eagle3_core.errors import (
     EXIT_CODES,
@@ -41,10 +42,13 @@ class ShardFinding:
     manifest_sha256: str = ""
 
 
-def inspect(store: ObjectStore, plan_ref: Ref, deep: OnBytes | None = None) -> list[ShardFinding]:
+def inspect(
+    store: ObjectStore, plan_ref: Ref, deep: OnBytes | None = None, *, states: bool = True
+) -> list[ShardFinding]:
     """Return one finding for each planned shard, in order; reads every byte of all of them.
 
     `deep` hears how much was read, and asks for more than the files' checksums: every tensor's, and finite values.
+    Without `states` only what is small is read, however large a shard is: its manifest, index, size and header.
 
     Raises:
         ArtifactError: the plan itself is missing or damaged.
@@ -52,17 +56,17 @@ def inspect(store: ObjectStore, plan_ref: Ref, deep: OnBytes | None = None) -> l
     artifact = load(store, plan_ref)
     plan = read_plan(artifact)
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda shard: _finding(artifact, plan, shard, deep), plan.shards))
+        return list(pool.map(lambda shard: _finding(artifact, plan, shard, deep, states), plan.shards))
 
 
 def quarantine_bad(
-    store: ObjectStore, plan_ref: Ref, *, dry_run: bool = False, deep: OnBytes | None = None
+    store: ObjectStore, plan_ref: Ref, *, dry_run: bool = False, deep: OnBytes | None = None, states: bool = True
 ) -> list[ShardFinding]:
     """Inspect, and move every corrupt shard to the quarantine with the reason; return all findings.
 
-    What is not "ok" is then to be captured again. With `dry_run` nothing is moved. For `deep` see `inspect`.
+    What is not "ok" is then to be captured again. With `dry_run` nothing is moved. For the others see `inspect`.
     """
-    findings = inspect(store, plan_ref, deep)
+    findings = inspect(store, plan_ref, deep, states=states)
     if not dry_run and any(finding.state == "corrupt" for finding in findings):
         plan = read_plan(load(store, plan_ref))
         for finding in findings:
@@ -71,7 +75,9 @@ def quarantine_bad(
     return findings
 
 
-def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None = None) -> Ref:
+def check_shard(
+    plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None, states: bool
+) -> Ref:
     """Compare one shard with its manifest and with the plan: samples, shapes, every byte, token ids. See `inspect`.
 
     Raises:
@@ -91,13 +97,14 @@ def check_shard(plan_artifact: Artifact, plan: ShardPlan, shard: PlannedShard, d
             f"{where}: expected the {len(shard.sample_ids)} planned samples, found {len(index.sample_ids)}, "
             f"{len(set(index.sample_ids) ^ set(shard.sample_ids))} of them others"
         )
-    check_values(artifact, index, plan.encoding, deep)
-    layout = plan.encoding.layout(shard.tokens, shard.label_rows)
-    found = {name: (tensor.dtype, tensor.shape) for name, tensor in read_header(artifact.path(FEATURES)).items()}
+    artifact.check_size(FEATURES)
+    if states:
+        check_values(artifact, index, plan.encoding, deep)
+    layout, found = plan.encoding.layout(shard.tokens, shard.label_rows), RangedShard(artifact, FEATURES).layout
     if found != layout or sum(index.lengths) != shard.tokens:
         raise CorruptArtifactError(f"{where}/{FEATURES}: expected {layout}, found {found}")
-    planned_ids = _raw_tensor(plan_artifact, tokens_file(shard.index), "input_ids")
-    if _raw_tensor(artifact, FEATURES, "input_ids") != planned_ids:
+    tokens = tokens_file(shard.index)
+    if states and _raw_tensor(artifact, FEATURES, "input_ids") != _raw_tensor(plan_artifact, tokens, "input_ids"):
         raise CorruptArtifactError(f"{where}/{FEATURES}: the token ids are not those of the plan")
     return artifact.ref
 
@@ -125,9 +132,11 @@ def check_set(sealed: Artifact, findings: Sequence[ShardFinding]) -> str | None:
     )
 
 
-def _finding(artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None) -> ShardFinding:
+def _finding(
+    artifact: Artifact, plan: ShardPlan, shard: PlannedShard, deep: OnBytes | None, states: bool
+) -> ShardFinding:
     try:
-        ref = check_shard(artifact, plan, shard, deep)
+        ref = check_shard(artifact, plan, shard, deep, states)
     except NotCommittedError as error:
         return ShardFinding(shard.index, "missing", str(error))
     # The plan was read with this version's schema, so an unknown one in its shard is damage.

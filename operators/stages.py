@@ -56,7 +56,7 @@ class CaptureOperator(StageOperator):
 
 
 class SealOperator(StageOperator):
-    """Verify every shard and write the index."""
+    """Look at every shard and write the index."""
 
     stage = STAGES["seal"]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from eagle3_core.errors import CorruptArtifactError
 from eagle3_core.storage import Artifact
-from eagle3_core.storage.tensors import DTYPE_BITS, TensorHeader, parse_header
+from eagle3_core.storage.tensors import DTYPE_BITS, Layout, TensorHeader, parse_header
 
 if TYPE_CHECKING:
     import torch
@@ -60,6 +60,11 @@ class RangedShard:
             self._tensors = parse_header(self._read(8, min(length, size - 8)), size)
         except (ValueError, FileNotFoundError) as error:
             raise CorruptArtifactError(f"{shard.store.root}/{shard.ref.key}/{name}: {error}; repair it") from None
+
+    @property
+    def layout(self) -> Layout:
+        """Return dtype and shape of every tensor."""
+        return {name: (tensor.dtype, tensor.shape) for name, tensor in self._tensors.items()}
 
     def keys(self) -> Iterable[str]:
         """Return the names of the tensors."""

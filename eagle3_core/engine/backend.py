@@ -9,9 +9,7 @@ import contextlib
 import hashlib
 import importlib.metadata
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from eagle3_core.config import RunConfig
@@ -25,12 +23,7 @@ _BESIDE_THE_POINT = ("mem-fraction-static", "base-gpu-id")
 """Flags of SGLang that say how much or where; any other may decide what a hidden state is."""
 
 
-@dataclass(frozen=True)
-class Capturing:
-    """An engine that is ready: what captures samples, and how long its start took."""
-
-    capture: Callable[[Sequence[Sequence[int]]], Iterable[CapturedSample]]
-    ready_s: float
+Capture = Callable[[Sequence[Sequence[int]]], Iterable[CapturedSample]]
 
 
 def capture_engine(run: RunConfig) -> dict[str, str]:
@@ -60,8 +53,8 @@ def _transformers_fingerprint() -> str:
 
 
 @contextlib.contextmanager
-def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[Capturing]:
-    """Start the engine of a plan, and stop it when the block ends."""
+def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[Capture]:
+    """Start the engine of a plan, yield what captures samples, and stop it when the block ends."""
     import torch
 
     run = context.run
@@ -70,9 +63,9 @@ def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[
 
         torch.set_num_threads(run.serving.threads)
         context.progress.phase("loading the target")
-        began = time.monotonic()
-        model = TransformersCapture(target, plan.target_dtype, plan.aux_layers, resolve_device(run.serving.device))
-        yield Capturing(model.capture, time.monotonic() - began)
+        yield TransformersCapture(
+            target, plan.target_dtype, plan.aux_layers, resolve_device(run.serving.device)
+        ).capture
         return
     from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
@@ -83,4 +76,4 @@ def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[
         target, plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens, plan.prefill_tokens
     )
     with SglangServer.of_stage(launch, context) as server, server.client() as client:
-        yield Capturing(client.capture, server.ready_s)
+        yield client.capture

@@ -1,4 +1,10 @@
-"""Read the hidden states of one shard out of the target, in prefills that samples share by their lengths alone."""
+"""Read the hidden states of one shard out of the target, in prefills that samples share by their lengths alone.
+
+One engine serves all mapped tasks of a machine: whoever has started it goes on with shards that nobody works on until
+none is left, and their tasks find them committed. So a start of a quarter of an hour is paid once, and once more for
+every kill. An engine of its own task, started before the mapped ones and stopped after them, would do the same and hold
+GPUs while no task holds the pool's slot, outlive a worker that is gone, and have to be recognised by others.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +24,14 @@ from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 
 if TYPE_CHECKING:
-    from eagle3_core.engine.backend import Capturing
-
-AHEAD = 10.0
-"""An engine that took s seconds to start works for this many times s on other shards: its start is then under 10 %."""
+    from eagle3_core.data.recording import Capture
 
 
 def run(context: StageContext) -> Ref:
     """Capture the shard `context.index`; if it is committed this costs one read and no import.
 
-    The engine then goes on with shards nobody works on, so that their tasks find them committed.
+    The engine then goes on with shards nobody works on, so that their tasks find them committed. What stops it there
+    fails no task but theirs.
 
     Raises:
         CaptureMismatchError: states came back that are not those of the request.
@@ -63,14 +67,14 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     shutil.rmtree(_out(context), ignore_errors=True)
     target = require_target(context.run, plan.target)
     stopped: Eagle3Error | None = None
-    with capturing(context, plan, target) as engine:
+    with capturing(context, plan, target) as capture:
         # A shard goes to the disk while the engine computes the next one.
         with ThreadPoolExecutor(1, thread_name_prefix="commit") as pool:
-            _record(context, plan, shard, engine)
+            _record(context, plan, shard, capture)
             own = pool.submit(_commit, context, plan, shard)
             try:
                 with full_disk_is_typed(context.work):
-                    _go_on(context, plan, engine, Commits(pool, own), time.monotonic() + AHEAD * engine.ready_s)
+                    _go_on(context, plan, capture, Commits(pool, own))
             except Eagle3Error as error:
                 stopped = error
         if stopped is not None:
@@ -92,7 +96,7 @@ def _out(context: StageContext) -> Path:
     return context.work / "out"
 
 
-def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, engine: Capturing) -> None:
+def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, capture: Capture) -> None:
     """Capture one shard into its directory."""
     from eagle3_core.data.recording import ShardSamples, record
 
@@ -100,7 +104,7 @@ def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, engine:
     staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
     max_bad = context.run.capture.max_bad_samples
-    record(engine.capture, plan, shard, samples, staged, max_bad, _reporter(context, plan, shard))
+    record(capture, plan, shard, samples, staged, max_bad, _reporter(context, plan, shard))
 
 
 def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
@@ -114,19 +118,19 @@ def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
     )
 
 
-def _go_on(context: StageContext, plan: ShardPlan, engine: Capturing, commits: Commits, until: float) -> None:
-    """Capture further shards that are neither committed nor claimed, until the time is up."""
+def _go_on(context: StageContext, plan: ShardPlan, capture: Capture, commits: Commits) -> None:
+    """Capture every further shard that is neither committed nor claimed."""
     assert context.index is not None
     behind = context.index + 1
     for shard in [*plan.shards[behind:], *plan.shards[: context.index]]:
-        if time.monotonic() > until:
-            break
+        if find_sound(context.store, shard.key) is not None:
+            continue
         with contextlib.ExitStack() as held:
             ours = held.enter_context(context.store.claim(shard.key))
             if not ours or find_sound(context.store, shard.key) is not None:
                 continue
             _check_space(context, plan.bytes_of(shard))
-            _record(context, plan, shard, engine)
+            _record(context, plan, shard, capture)
             commits.last.result()
             commits.last = commits.pool.submit(_commit_held, held.pop_all(), context, plan, shard)
     commits.last.result()

@@ -114,6 +114,10 @@ class LocalStore:
         """Return the file itself."""
         return self.local_path(key, sha256)
 
+    def size(self, key: str, sha256: str) -> int:
+        """Return the size of the file."""
+        return self.local_path(key, sha256).stat().st_size
+
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
         """Return a part of the file."""
         with self.local_path(key, sha256).open("rb") as file:

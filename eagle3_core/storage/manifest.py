@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -18,6 +18,8 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config.base import Section, canonical_sha256
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError, UnknownSchemaError
 from eagle3_core.storage.store import ObjectStore
+
+T = TypeVar("T")
 
 SCHEMA = "eagle3/manifest/1"
 MANIFEST = "manifest.json"
@@ -65,18 +67,30 @@ class Artifact:
         """Return `path(name)`, to stay while the store lives; None where a bucket's cache has no room for it."""
         return self._local(name, self.store.keep_local)
 
+    def check_size(self, name: str) -> None:
+        """Look whether `name` is there and has its size; nothing of it is read.
+
+        Raises:
+            CorruptArtifactError: the file is missing or has another size.
+        """
+        self._sized(name, self.store.size, lambda size: size)
+
     def _local(self, name: str, find: Callable[[str, str], Path | None]) -> Path | None:
+        return self._sized(name, find, lambda path: path.stat().st_size)
+
+    def _sized(self, name: str, find: Callable[[str, str], T | None], size: Callable[[T], int]) -> T | None:
+        """Return what `find` finds of a file, after comparing its size; None where it finds nothing."""
         entry = self.manifest.files.get(name)
         where = f"{self.store.root}/{self.ref.key}/{name}"
         if entry is None:
             raise CorruptArtifactError(f"{where}: not in the manifest, which has {sorted(self.manifest.files)}")
         try:
-            local = find(f"{self.ref.key}/{name}", entry.sha256)
+            found = find(f"{self.ref.key}/{name}", entry.sha256)
         except FileNotFoundError:
             raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found no file; repair it") from None
-        if local is not None and (found := local.stat().st_size) != entry.bytes:
-            raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found {found}; repair it")
-        return local
+        if found is not None and size(found) != entry.bytes:
+            raise CorruptArtifactError(f"{where}: expected {entry.bytes} bytes, found {size(found)}; repair it")
+        return found
 
     def verified_path(self, name: str) -> Path:
         """Return `path(name)` after comparing its sha256 with the manifest."""

@@ -125,6 +125,10 @@ class S3Store:
         self._kept.append(held)
         return held.path
 
+    def size(self, key: str, sha256: str) -> int:
+        """Return the size of the object."""
+        return int(self._bucket.head(self._named(key, sha256))["ContentLength"])
+
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
         """Return a part of a file; nothing is kept."""
         return self._bucket.get(self._named(key, sha256), start, size)[0]

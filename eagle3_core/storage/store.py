@@ -48,6 +48,9 @@ class ObjectStore(Protocol):
     def keep_local(self, key: str, sha256: str) -> Path | None:
         """Return the same, to stay while this store lives; None where a bucket's cache has no room for it."""
 
+    def size(self, key: str, sha256: str) -> int:
+        """Return the bytes of what `put_file` put there, none of which is read; FileNotFoundError if there is none."""
+
     def read_range(self, key: str, sha256: str, start: int, size: int) -> bytes:
         """Return a part of what `put_file` put there; FileNotFoundError if there is none."""
 

@@ -91,7 +91,14 @@ def test_a_capture_that_is_killed_and_finished_has_every_sample_once_and_the_sam
     assert captured.killed["identical"]
     assert captured.killed["shards"] >= 4
     assert sum(captured.killed["kills"].values()) == 2
-    assert captured.killed["attempts"] >= 3
+    shards = captured.killed["shards"]
+    assert captured.killed["tasks"] == [shards, shards + 2]
+
+
+def test_one_engine_serves_all_tasks_and_one_more_is_started_for_every_kill(captured):
+    calm, killed = captured.killed["engine_starts"]
+    assert calm == 1
+    assert 2 <= killed <= 3
 
 
 def test_the_feature_set_holds_every_sample_once_with_the_states_transformers_computes(captured):

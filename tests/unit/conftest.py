@@ -77,7 +77,7 @@ class ArithmeticEngine:
         self.disturb = lambda number, aux, last: (aux, last)
 
     def of_stage(self, plan, _context):
-        self.plan, self.ready_s = plan, 1.0
+        self.plan = plan
         return self
 
     def __enter__(self):

@@ -17,6 +17,7 @@ from eagle3_core.data.shards import ShardIndex
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import inspect, main, quarantine_bad
 from eagle3_core.storage import commit, find, load, verify
+from eagle3_core.storage.local import LocalStore
 from eagle3_core.storage.tensors import read_header
 
 
@@ -82,15 +83,55 @@ def test_damage_of_any_kind_is_found_put_aside_and_captured_again_alone(sealed, 
     assert again.manifest_sha256 == before.ref.manifest_sha256
 
 
-def test_seal_names_the_shards_to_capture_again_and_puts_bad_ones_aside(planned):
+@pytest.mark.parametrize("damage", sorted(set(DAMAGES) - {"tensor", "last byte", "zeroed half"}))
+def test_seal_names_the_shards_to_capture_again_and_puts_bad_ones_aside(planned, damage):
     planned.capture_all()
-    DAMAGES["tensor"](shard_directory(planned, 3))
-    with pytest.raises(CorruptArtifactError, match=r"found 1 missing or corrupt: 3 \(first: .*expected sha256"):
+    DAMAGES[damage](shard_directory(planned, 3))
+    with pytest.raises(CorruptArtifactError, match=r"found 1 missing or corrupt: 3 \(first: "):
         planned.run("seal")
     with pytest.raises(NotCommittedError, match=r"found 1 missing or corrupt: 3 "):
         planned.run("seal")
     planned.capture_all()
     planned.run("seal")
+
+
+class CountingStore(LocalStore):
+    """Counts the bytes of features that are read by range, and how often the file itself is asked for."""
+
+    read, files = 0, 0
+
+    def read_range(self, key, sha256, start, size):
+        self.read += size
+        return super().read_range(key, sha256, start, size)
+
+    def local_path(self, key, sha256):
+        self.files += key.endswith("features.safetensors")
+        return super().local_path(key, sha256)
+
+
+def test_f6_sealing_reads_no_states_and_a_few_hundred_bytes_a_shard(planned):
+    planned.capture_all()
+    planned.store = store = CountingStore(planned.tmp_path / "root")
+    planned.run("seal")
+    assert 0 < store.read < 5 * 1024
+    # Of each for its size, and twice for its header.
+    assert store.files == 5 * 3
+
+
+def test_damaged_states_that_were_sealed_are_refused_by_who_reads_them_and_mended_by_repair(planned):
+    planned.capture_all()
+    features = shard_directory(planned, 2) / "features.safetensors"
+    whole = features.read_bytes()
+    flip(features, read_header(features)["aux_hidden_states"].start)
+    sealed = planned.run("seal")
+    opened = FeatureSet.open(planned.store, sealed)
+    opened.read(0)
+    with pytest.raises(CorruptArtifactError, match=r"aux_hidden_states of .*; repair it"):
+        opened.read(int(opened._shard_of.searchsorted(2)))
+    assert [finding.state for finding in quarantine_bad(planned.store, planned.refs[Kind.SHARD_PLAN])][2] == "corrupt"
+    planned.capture_all()
+    assert planned.run("seal") == sealed
+    assert features.read_bytes() == whole
 
 
 def test_a_sealed_set_whose_shard_was_damaged_later_is_sealed_anew_only_after_repair(sealed):
