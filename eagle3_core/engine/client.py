@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -83,6 +84,14 @@ class ServerCounters:
     last_gen_throughput: float | None
 
 
+@dataclass(frozen=True)
+class _Prefill:
+    """One that was sent or waits for its turn, and whether it is over."""
+
+    group: str
+    over: threading.Event
+
+
 class EngineClient:
     """A thread-safe client of one server; close it, or use it as a context manager."""
 
@@ -97,6 +106,8 @@ class EngineClient:
     ) -> None:
         """Connect to `url`; `cause_of_death` tells a dead server from a slow one."""
         self._capture, self._speculating = capture, speculating
+        self._queue, self._last_in_queue = threading.Lock(), _Prefill("", threading.Event())
+        self._last_in_queue.over.set()
         self._cause_of_death = cause_of_death
         limits = httpx.Limits(max_connections=1024, max_keepalive_connections=64)
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=10.0), limits=limits)
@@ -164,7 +175,7 @@ class EngineClient:
         """Yield the hidden states of each sample, in order.
 
         Samples go to the engine in prefills that depend on their lengths alone (`engine/prefills.py`). One is sent when
-        the engine has begun the one before it: they cannot mix, and the engine does not wait.
+        the engine has begun the one before it, of whatever caller: they cannot mix, and the engine does not wait.
 
         Raises:
             CaptureMismatchError: states are missing or belong to other tokens.
@@ -178,14 +189,18 @@ class EngineClient:
         replies: list[Future[None]] = []
 
         def send(number: int) -> None:
-            if number:
-                before = replies[number - 1]
-                spooled.wait_admitted(how.spool, members[number - 1][0].group, before.done)
-                if before.done():
+            ours = _Prefill(members[number][0].group, threading.Event())
+            with self._queue:
+                before, self._last_in_queue = self._last_in_queue, ours
+            try:
+                spooled.wait_admitted(how.spool, before.group, before.over.is_set)
+                if number and replies[number - 1].done():
                     # One that failed fails those behind it, or each would wait for a server that is silent.
-                    before.result()
-            group = groups[number]
-            self._prefill(members[number], samples[group.start : group.stop], group.start)
+                    replies[number - 1].result()
+                group = groups[number]
+                self._prefill(members[number], samples[group.start : group.stop], group.start)
+            finally:
+                ours.over.set()
 
         with ThreadPoolExecutor(AHEAD, thread_name_prefix="engine-capture") as pool:
             try:

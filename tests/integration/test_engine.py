@@ -8,6 +8,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -174,6 +175,9 @@ def test_captured_states_equal_transformers_row_by_row_and_each_other_bit_by_bit
             # One who takes his time finds the same.
             time.sleep(0.02)
             slow.append(sample)
+        with ThreadPoolExecutor(3) as pool:
+            parts = (samples, prompts()[5:9] * 3, samples)
+            one, _, other = pool.map(lambda part: list(client.capture(part)), parts)
     expected = list(TransformersCapture(target, "float32", AUX).capture(samples))
     assert [sample.index for sample in captured] == list(range(len(samples)))
     for found, wanted in zip(captured, expected, strict=True):
@@ -181,7 +185,7 @@ def test_captured_states_equal_transformers_row_by_row_and_each_other_bit_by_bit
         assert found.aux_hidden_states.shape == (len(samples[found.index]), len(AUX) * HIDDEN)
         torch.testing.assert_close(found.aux_hidden_states, wanted.aux_hidden_states, atol=1e-4, rtol=0)
         torch.testing.assert_close(found.last_hidden_state, wanted.last_hidden_state, atol=1e-4, rtol=0)
-    for others in (again, slow):
+    for others in (again, slow, one, other):
         for found, other in zip(captured, others, strict=True):
             assert found.aux_hidden_states.equal(other.aux_hidden_states)
             assert found.last_hidden_state.equal(other.last_hidden_state)
