@@ -23,11 +23,11 @@ class ServingConfig(Section):
         description="Further SGLang flags without the dashes, e.g. {mem-fraction-static: 0.8}; checked against the "
         "installed version before any launch.",
     )
-    startup_silence_s: float = Field(
+    silence_s: float = Field(
         600.0,
         ge=10,
-        description="Longest silence of a starting server: seconds without a new line in its log. A start may take as "
-        "long as it likes.",
+        description="Longest silence of a server that starts or owes answers: seconds without an answer or a new "
+        "line in its log. A start may take as long as it likes.",
         json_schema_extra=NOT_IDENTITY,
     )
     share_gpus: bool = Field(

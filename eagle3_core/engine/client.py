@@ -14,7 +14,8 @@ from typing import Any, Literal, Self, TypeVar
 import httpx
 
 from eagle3_core.engine import spool as spooled
-from eagle3_core.engine.prefills import prefills
+from eagle3_core.engine.owed import Owed
+from eagle3_core.engine.prefills import SentPrefill, prefills
 from eagle3_core.engine.spool import CapturedSample
 from eagle3_core.errors import CaptureMismatchError, EngineArgsError, EngineError, EngineUnreachableError
 
@@ -84,14 +85,6 @@ class ServerCounters:
     last_gen_throughput: float | None
 
 
-@dataclass(frozen=True)
-class _Prefill:
-    """One that was sent or waits for its turn, and whether it is over."""
-
-    group: str
-    over: threading.Event
-
-
 class EngineClient:
     """A thread-safe client of one server; close it, or use it as a context manager."""
 
@@ -102,13 +95,14 @@ class EngineClient:
         capture: CaptureSettings | None = None,
         speculating: bool = False,
         cause_of_death: Callable[[], EngineError | None] = lambda: None,
+        owed: Owed | None = None,
         timeout_s: float = 3600.0,
     ) -> None:
-        """Connect to `url`; `cause_of_death` tells a dead server from a slow one."""
+        """Connect to `url`; `cause_of_death` tells a dead server from a slow one, for which `owed` counts requests."""
         self._capture, self._speculating = capture, speculating
-        self._queue, self._last_in_queue = threading.Lock(), _Prefill("", threading.Event())
+        self._queue, self._last_in_queue = threading.Lock(), SentPrefill("", threading.Event())
         self._last_in_queue.over.set()
-        self._cause_of_death = cause_of_death
+        self._cause_of_death, self._owed = cause_of_death, owed or Owed()
         limits = httpx.Limits(max_connections=1024, max_keepalive_connections=64)
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=10.0), limits=limits)
 
@@ -189,7 +183,7 @@ class EngineClient:
         replies: list[Future[None]] = []
 
         def send(number: int) -> None:
-            ours = _Prefill(members[number][0].group, threading.Event())
+            ours = SentPrefill(members[number][0].group, threading.Event())
             with self._queue:
                 before, self._last_in_queue = self._last_in_queue, ours
             try:
@@ -209,9 +203,11 @@ class EngineClient:
                         replies.append(pool.submit(send, len(replies)))
                     replies[number].result()
                     asked = samples[group.start : group.stop]
-                    yield from spooled.take(
-                        how.spool, members[number][0].group, asked, group.start, self._raise_if_died
-                    )
+                    with self._owed.one():
+                        states = spooled.take(
+                            how.spool, members[number][0].group, asked, group.start, self._raise_if_died
+                        )
+                    yield from states
             finally:
                 for reply in replies:
                     reply.cancel()
@@ -275,7 +271,8 @@ class EngineClient:
     def _send(self, call: Callable[[], httpx.Response], what: str, attempts: int = _RETRIES) -> httpx.Response:
         for attempt in range(attempts):
             try:
-                reply = call()
+                with self._owed.one():
+                    reply = call()
             except httpx.TransportError as error:
                 self._raise_if_dead()
                 if attempt == attempts - 1:

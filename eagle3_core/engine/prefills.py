@@ -5,10 +5,20 @@ Kernels round differently for another batch, so the same samples must always mee
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 _LEAST = 16
 """Tokens a shorter sample counts for, which bounds the samples of a prefill."""
+
+
+@dataclass(frozen=True)
+class SentPrefill:
+    """One that was sent or waits for its turn, and whether it is over."""
+
+    group: str
+    over: threading.Event
 
 
 def most_samples(prefill_tokens: int) -> int:

@@ -23,6 +23,7 @@ from eagle3_core.engine import log as server_log
 from eagle3_core.engine.client import AHEAD, CaptureSettings, EngineClient, Sampling
 from eagle3_core.engine.effective import compare_effective
 from eagle3_core.engine.launch import LaunchPlan
+from eagle3_core.engine.owed import Owed
 from eagle3_core.engine.startup import StartWatch
 from eagle3_core.errors import EngineDiedError, EngineError
 
@@ -74,6 +75,7 @@ class SglangServer:
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._spool: Path | None = None
+        self._owed = Owed()
         self._died: str | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
@@ -83,7 +85,7 @@ class SglangServer:
         """Prepare the server of a running stage: its log in the job's work, its phases among the job's."""
         serving = context.run.serving
         return cls(
-            plan, log=context.work / "sglang.log", silence_s=serving.startup_silence_s,
+            plan, log=context.work / "sglang.log", silence_s=serving.silence_s,
             threads=serving.threads, on_phase=context.progress.phase,
         )  # fmt: skip
 
@@ -116,6 +118,7 @@ class SglangServer:
             capture=capture,
             speculating=self.plan.mode == "speculate",
             cause_of_death=self.cause_of_death,
+            owed=self._owed,
             timeout_s=timeout_s,
         )
 
@@ -211,11 +214,25 @@ class SglangServer:
         self.effective = info
 
     def _watch(self, pids: list[int]) -> None:
-        """Turn the death of one of the server's processes into that of all: requests in flight then fail at once."""
+        """Turn the death of one of the server's processes into that of all: requests in flight then fail at once.
+
+        One that owes answers counts as dead when it is silent: no line in its log, no answer, for as long as a start
+        may be.
+        """
+        size, moved = 0, time.monotonic()
         while not self._closing.wait(_WATCH_S):
+            if (now := self.log.stat().st_size) != size:
+                size, moved = now, time.monotonic()
+            silent_s, owed = time.monotonic() - max(moved, self._owed.moved), self._owed.requests
             gone = [pid for pid in pids if not processes.alive(pid)]
-            if gone and not self._closing.is_set():
-                self._died = f"its process {gone[0]} is gone"
+            if gone:
+                died = f"its process {gone[0]} is gone"
+            elif owed and silent_s > self._silence_s:
+                died = f"silent for {silent_s:.0f} s (serving.silence_s) with {owed} requests in hand"
+            else:
+                continue
+            if not self._closing.is_set():
+                self._died = died
                 processes.kill_marked(self._mark)
                 return
 

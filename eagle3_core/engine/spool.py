@@ -129,13 +129,12 @@ def take(
         group: its name.
         samples: the ids that were sent, in the order of the group.
         first: the index of the first sample.
-        raise_if_died: raises when nobody is left who could write.
+        raise_if_died: raises when nobody is left who could write; until then it is waited for.
 
     Raises:
         CaptureMismatchError: nothing was written, or ids or rows differ from what was asked for.
     """
-    tensors = _load(directory, group, first, raise_if_died)
-    yield from _split(tensors, samples, first)
+    return _split(_load(directory, group, first, raise_if_died), samples, first)
 
 
 def _load(directory: Path, group: str, first: int, raise_if_died: Callable[[], None]) -> dict[str, torch.Tensor]:

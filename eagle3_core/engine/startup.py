@@ -46,7 +46,7 @@ class StartWatch:
         if exit_status is not None:
             self._fail(f"ended with {_status(exit_status)} before it was ready", text)
         if now - self._moved > self._silence_s:
-            self._fail(f"was not ready and silent for {self._silence_s:.0f} s (serving.startup_silence_s)", text)
+            self._fail(f"was not ready and silent for {self._silence_s:.0f} s (serving.silence_s)", text)
 
     def _text(self) -> str:
         """Return what this start has logged so far, and note when it grew."""

@@ -2,22 +2,24 @@
 
 import json
 import textwrap
+import time
 
 import pytest
 
 from eagle3_core.config.serving import ServingConfig
+from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.server import SglangServer
 from eagle3_core.engine.startup import StartWatch
-from eagle3_core.errors import EXIT_CODES, EngineMemoryError, EngineStartError, EngineUnreachableError
+from eagle3_core.errors import EXIT_CODES, EngineDiedError, EngineMemoryError, EngineStartError, EngineUnreachableError
 
 SERVER = """
     import http.server, json, sys, time, threading
 
     PORT = int(sys.argv[sys.argv.index("--port") + 1])
 
-    def serve(first_generation_s=0.0):
-        began = time.monotonic()
+    def serve(first_generation_s=0.0, most=1 << 30):
+        began, answered = time.monotonic(), []
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def answer(self, value):
@@ -34,6 +36,9 @@ SERVER = """
 
             def do_POST(self):
                 self.rfile.read(int(self.headers["Content-Length"]))
+                answered.append(self.path)
+                while len(answered) > most:
+                    time.sleep(1.0)
                 time.sleep(max(0.0, began + first_generation_s - time.monotonic()))
                 self.answer({"output_ids": [5], "meta_info": {"finish_reason": {"type": "length"},
                              "completion_tokens": 1, "prompt_tokens": 3}})
@@ -73,6 +78,44 @@ def test_a_server_is_ready_when_it_has_generated_not_when_its_health_route_answe
 def test_a_server_that_answers_its_health_route_and_never_generates_is_given_up(start):
     with pytest.raises(EngineUnreachableError, match="the server lives but"), start("serve(1e6)", silence_s=1.0):
         pass
+
+
+def test_e12_a_server_that_is_healthy_and_answers_nobody_any_more_is_ended_and_no_answer_is_lost(start):
+    answered = []
+    with (
+        pytest.raises(EngineDiedError, match=r"silent for \d+ s \(serving.silence_s\) with \d requests in hand"),
+        start("serve(most=101)", silence_s=2.0) as server,  # one of them proves that it is ready
+        server.client() as client,
+    ):
+        for generation in client.generate([[5]] * 120, Sampling(max_new_tokens=1), concurrency=4):
+            answered.append(generation.index)
+    assert len(answered) == len(set(answered)) == 100
+    assert not server.pids
+
+
+def test_a_server_that_owes_nobody_anything_may_be_silent_and_a_slow_one_that_logs_may_be_slow(start):
+    with start("serve()", silence_s=1.0) as server, server.client() as client:
+        time.sleep(3.0)
+        client.generate_all([[5]], Sampling(max_new_tokens=1))
+    slow = """
+        import itertools
+        turn = itertools.count()
+
+        def log():
+            while True:
+                time.sleep(0.3)
+                print("Decode batch", flush=True)
+
+        threading.Thread(target=log, daemon=True).start()
+        sleep = time.sleep
+        # The second request, which is the first after the start.
+        time.sleep = lambda s: sleep(4.0 if s == 0.0 and next(turn) == 1 else s)
+        serve()
+    """
+    with start(slow, silence_s=1.5) as server, server.client() as client:
+        began = time.monotonic()
+        client.generate_all([[5]], Sampling(max_new_tokens=1))
+        assert time.monotonic() - began > 3.0
 
 
 def test_a_slow_start_that_shows_signs_of_life_is_left_alone(start):
