@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +27,7 @@ from eagle3_core.data.lineage import DAY_S, Lineage, read_lineage
 from eagle3_core.data.statistics import Share, Statistics, statistics
 from eagle3_core.errors import EXIT_CODES, Eagle3Error, InputError, Remedy
 from eagle3_core.repair import ShardFinding, check_set, quarantine_bad
-from eagle3_core.storage import ObjectStore, verify
+from eagle3_core.storage import ObjectStore, claim_name, verify
 from eagle3_core.storage.scan import OnBytes
 
 features = typer.Typer(no_args_is_help=True, help="Captured hidden states: ls, verify, stats, gc.")
@@ -41,11 +42,12 @@ Key = Annotated[
 
 @features.command("ls")
 def ls(root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
-    """List the feature sets of a root: samples, tokens, bytes, state, age, and who refers to them."""
+    """List the feature sets of a root: samples, tokens, bytes, state, who writes them now, age, who refers to them."""
     with one_line_errors():
         store = existing_store(root)
         catalog, lineage = read_catalog(store), read_lineage(store)
-        rows = [_row(catalog, lineage, entry) for entry in catalog.entries]
+        claimed = store.claimed()
+        rows = [_row(catalog, lineage, claimed, entry) for entry in catalog.entries]
         totals = _totals(catalog)
         if as_json:
             print_json({"root": store.root, "features": rows, "totals": totals, "damaged": catalog.damaged})
@@ -139,8 +141,8 @@ def gc(
 ) -> None:
     """Remove hidden states that no release, no unfinished run and no unfinished job refers to. Dry run by default.
 
-    Only plans, shards and feature sets go, and what killed writers left more than a day ago: temporary files and
-    unfinished uploads. What was removed is written to gc/ in the root, before it happens.
+    On a bucket --yes needs --alone. Only plans, shards and feature sets go, and what killed writers left more than a
+    day ago: temporary files and unfinished uploads. What was removed is written to gc/ in the root, before it happens.
     """
     with one_line_errors():
         store = existing_store(root)
@@ -163,14 +165,15 @@ def gc(
                 output.print(f"{len(left)} leftovers of killed writers, older than a day{'' if yes else '; add --yes'}")
 
 
-def _row(catalog: Catalog, lineage: Lineage, entry: FeatureEntry) -> dict[str, Any]:
+def _row(catalog: Catalog, lineage: Lineage, claimed: Mapping[str, str], entry: FeatureEntry) -> dict[str, Any]:
     digests = [artifact.ref.manifest_sha256 for artifact in (entry.plan, entry.sealed) if artifact is not None]
-    captured = set(catalog.captured(entry))
+    captured, names = set(catalog.captured(entry)), [claim_name(shard.key) for shard in entry.shards.shards]
     held = sum(entry.shards.bytes_of(shard) for shard in entry.shards.shards if shard.key in captured)
     return {
         "key": entry.key, "plan": entry.plan.ref.key, "samples": entry.samples, "tokens": entry.tokens,
         "bytes": entry.bytes, "bytes_captured": held, "state": entry.state,
         "shards": len(entry.shards.shards), "shards_captured": entry.committed,
+        "writers": sorted({claimed[name] for name in names if name in claimed}),
         "made_at": entry.made_at, "age_s": time.time() - entry.made_at,
         "referred_to_by": [str(reference) for reference in lineage.of(*digests)],
     }  # fmt: skip
@@ -277,9 +280,10 @@ def _short(key: str) -> str:
 
 
 def _state(row: dict[str, Any]) -> str:
+    said = str(row["state"])
     if row["state"] in ("capturing", "incomplete"):
-        return f"{row['state']} {row['shards_captured']} of {row['shards']}"
-    return str(row["state"])
+        said += f" {row['shards_captured']} of {row['shards']}"
+    return "\n".join([said, *(f"by {writer}" for writer in row["writers"])])
 
 
 def _age(seconds: float) -> str:

@@ -14,13 +14,14 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import RunConfig
 from eagle3_core.errors import CorruptArtifactError, Eagle3Error, UnknownSchemaError
 from eagle3_core.jobs.files import COMMAND, LOG, RESULT, read_json
+from eagle3_core.jobs.supervisor import TERMINATED
 from eagle3_core.pipeline import STAGES, shape_names
 from eagle3_core.storage import ObjectStore, committed_keys, load
 
 DAY_S = 86400.0
-Standing = Literal["current", "earlier", "running", "unfinished", "abandoned", "finished"]
-HOLDS: tuple[Standing, ...] = ("current", "earlier", "running", "unfinished")
-"""What keeps an artifact; a finished run keeps nothing, its release does."""
+Standing = Literal["current", "earlier", "running", "unfinished", "stopped", "abandoned", "finished"]
+HOLDS: tuple[Standing, ...] = ("current", "earlier", "running", "unfinished", "stopped")
+"""What keeps an artifact; a finished run keeps nothing, its release does. One that somebody has stopped may go on."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Lineage:
 
 @dataclass(frozen=True)
 class JobRecord:
-    """A job directory: whose run, in which state, and the artifacts it reads or wrote."""
+    """A job directory: whose run, in which state (`stopped`: by somebody), and the artifacts it reads or wrote."""
 
     name: str
     stage: str
@@ -86,20 +87,28 @@ def read_lineage(store: ObjectStore, *, abandoned_after_days: float | None = Non
             standing = "running"
             if record.stage == "plan_capture":
                 lineage.planning.append(record.name)
-        elif record.state in ("failed", "lost"):
-            standing = "abandoned" if now - record.touched_at > patience else "unfinished"
+        elif record.state in ("failed", "lost", "stopped"):
+            standing = _waiting(record, now - record.touched_at > patience)
         if standing != "finished":
             _follow(lineage, inputs, Reference("job", record.name, standing), record.digests)
     for key in store.list_keys("runs"):
         mine = [record for record in found if record.run_key == key]
         name, digests, finished, unclear = _run(store, key, mine)
         touched = max([store.modified_at(key), *(record.touched_at for record in mine)])
-        standing = "finished" if finished else "abandoned" if now - touched > patience else "unfinished"
-        if unclear and standing == "unfinished":
+        newest = max(mine, key=lambda record: record.touched_at, default=None)
+        standing = "finished" if finished else _waiting(newest, now - touched > patience)
+        if unclear and standing in HOLDS:
             hint = "finish it, or give --abandoned-after"
             lineage.broken.append((standing, f"run {name} ({standing}): {unclear}; {hint}"))
         _follow(lineage, inputs, Reference("run", name, standing), digests)
     return lineage
+
+
+def _waiting(last: JobRecord | None, long_ago: bool) -> Standing:
+    """Return what somebody is who is not through, by the job that was touched last."""
+    if long_ago:
+        return "abandoned"
+    return "stopped" if last is not None and last.state == "stopped" else "unfinished"
 
 
 def job_records(store: ObjectStore) -> Iterator[JobRecord]:
@@ -110,10 +119,11 @@ def job_records(store: ObjectStore) -> Iterator[JobRecord]:
             continue
         argv = [str(word) for word in command["argv"]]
         state = jobs.directory_state(directory)
+        name = "stopped" if state.code == TERMINATED else state.name
         touched = [path.stat().st_mtime for path in (directory / COMMAND, directory / LOG) if path.exists()]
         stage = next((word for word in argv if word in STAGES), "repair")
         digests = tuple(ref.manifest_sha256 for ref in _refs_of(directory, argv))
-        yield JobRecord(directory.name, stage, _option(argv, "--run") or "", state.name, max(touched), digests)
+        yield JobRecord(directory.name, stage, _option(argv, "--run") or "", name, max(touched), digests)
 
 
 def _refs_of(directory: Path, argv: list[str]) -> Iterator[Ref]:

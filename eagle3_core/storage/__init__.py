@@ -13,13 +13,14 @@ from eagle3_core.storage.manifest import (
     quarantine,
     verify,
 )
-from eagle3_core.storage.store import ObjectStore, open_store
+from eagle3_core.storage.store import ObjectStore, claim_name, open_store
 
 __all__ = [
     "PLANNING",
     "Artifact",
     "Manifest",
     "ObjectStore",
+    "claim_name",
     "commit",
     "committed_keys",
     "find",

@@ -21,6 +21,7 @@ from pathlib import Path
 from eagle3_core.errors import Eagle3Error
 from eagle3_core.storage.local import locked
 from eagle3_core.storage.s3 import Bucket
+from eagle3_core.storage.store import claim_name
 
 BEAT_S, EXPIRY_S, LOOK_S = 20.0, 120.0, 2.0
 
@@ -36,7 +37,7 @@ class BucketClaims:
     @contextlib.contextmanager
     def hold(self, key: str, on_wait: Callable[[], None] | None) -> Iterator[bool]:
         """Hold `key` while the block runs; see `LocalStore.claim` for what is yielded."""
-        name = key.replace("/", "-")
+        name = claim_name(key)
         self.locks.mkdir(parents=True, exist_ok=True)
         with locked(self.locks / name, on_wait) as ours:
             generation = self._take(name, on_wait) if ours else None
@@ -52,6 +53,19 @@ class BucketClaims:
                 stop.set()
                 beat.join()
                 self._release(name, generation)
+
+    def holders(self) -> dict[str, str]:
+        """Return the names that somebody holds, and who on which machine."""
+        found, now = self.bucket.listing(f"{self.prefix}/")
+        newest = {key.removeprefix(f"{self.prefix}/").rpartition("/")[0]: key for key in sorted(found)}
+        held = {}
+        for name, key in newest.items():
+            # Gone or torn meanwhile: nobody holds it.
+            with contextlib.suppress(FileNotFoundError, ValueError, KeyError, TypeError):
+                if (now - found[key]).total_seconds() <= EXPIRY_S:
+                    owner = json.loads(self.bucket.get(key)[0])
+                    held[name] = f"process {owner['pid']} on {owner['host']}"
+        return held
 
     def _take(self, name: str, on_wait: Callable[[], None] | None) -> int | None:
         """Return the generation that is ours, None where another has the claim and nobody wants to wait."""

@@ -201,3 +201,7 @@ class S3Store:
     def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[bool]:
         """Hold `key` against other processes of all machines; see `LocalStore.claim`."""
         return self._claims.hold(key, on_wait)
+
+    def claimed(self) -> dict[str, str]:
+        """Return who holds what, on all machines."""
+        return self._claims.holders()

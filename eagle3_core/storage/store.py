@@ -75,6 +75,14 @@ class ObjectStore(Protocol):
     def claim(self, key: str, on_wait: Callable[[], None] | None = None) -> AbstractContextManager[bool]:
         """Hold `key` against other processes; tells whether it is ours. See `LocalStore.claim`."""
 
+    def claimed(self) -> dict[str, str]:
+        """Return who holds what now: `claim_name` to words such as `process 17`, as far as this machine can tell."""
+
+
+def claim_name(key: str) -> str:
+    """Return the name of the claim on a key."""
+    return key.replace("/", "-")
+
 
 def open_store(root: str, cache_bytes: int | None = None) -> ObjectStore:
     """Return the store for a directory or an s3:// URI, of which at most `cache_bytes` are kept on this machine."""

@@ -4,8 +4,11 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -68,8 +71,8 @@ class Typed:
         identity = Identity.of(os.getpid())
         dead = Identity(2**22 + 1, "0", identity.boot_id)
         (directory / SUPERVISOR).write_text(json.dumps(asdict(identity if state == "running" else dead)))
-        if state in ("succeeded", "failed"):
-            (directory / EXIT).write_text(json.dumps({"code": 0 if state == "succeeded" else 75}))
+        if (code := {"succeeded": 0, "failed": 75, "stopped": 143}.get(state)) is not None:
+            (directory / EXIT).write_text(json.dumps({"code": code}))
         if result is not None:
             (directory / RESULT).write_text(result.model_dump_json())
         for path in (directory / COMMAND, directory / "log"):
@@ -136,6 +139,43 @@ def test_ls_follows_a_capture_from_planned_to_sealed_to_incomplete(planned):
     look()
     assert states == [("planned", 0), ("captured", 5), ("capturing", 4), ("sealed", 5), ("incomplete", 4)]
     assert "incomplete 4 of 5" in typed("ls").stdout
+
+
+def test_ls_tells_who_writes_a_feature_set_and_only_while_he_does(planned, engine):
+    typed, seen = Typed(planned), []
+    code = (
+        "import sys, time; from pathlib import Path; from eagle3_core.storage.local import LocalStore\n"
+        "with LocalStore(Path(sys.argv[1])).claim(sys.argv[2]) as ours:\n"
+        "    print(ours, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, planned.store.root, planned.shard_key(4)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "True\n"
+
+        def look(_number, aux, last):
+            seen.append(typed.json("ls")["features"][0])
+            return aux, last
+
+        engine.disturb = look
+        planned.run("capture", 0)
+        assert "by process" in typed("ls").stdout
+        other.kill()
+    mine, theirs = f"process {os.getpid()}", f"process {other.pid}"
+    assert all(row["writers"] == sorted([mine, theirs]) for row in seen)
+    # The one shard that is claimed elsewhere is left alone.
+    assert {row["shards_captured"] for row in seen} == {0, 1, 2, 3}
+    [row] = typed.json("ls")["features"]
+    assert (row["state"], row["shards_captured"], row["writers"]) == ("capturing", 4, [])
+
+
+def test_a_run_that_somebody_stopped_is_called_stopped_and_keeps_what_it_has(typed, sealed):
+    run = freeze(sealed.store, sealed.config)
+    reads = {"shard_plan": sealed.refs[Kind.SHARD_PLAN]}
+    typed.job("seal-x", "seal", reads, state="stopped", run=run, age_s=2 * 86400)
+    [row] = typed.json("ls")["features"]
+    assert row["referred_to_by"] == [f"run drafter {Path(run).stem[:8]} (stopped)", "job seal-x (stopped)"]
+    assert typed.json("gc")["plans"] == []
+    assert typed.json("gc", "--abandoned-after", "0")["plans"] == [sealed.refs[Kind.SHARD_PLAN].key]
 
 
 def test_shards_that_two_sets_share_are_counted_once(typed, sealed, prompts_file):

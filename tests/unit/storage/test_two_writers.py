@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -166,6 +167,16 @@ def test_a_claim_holds_against_other_machines_and_ends_with_the_block(store, els
     with elsewhere.claim("capture/i/s") as theirs:
         assert theirs
     assert store.list_keys("claims") == []
+
+
+def test_who_holds_what_is_told_on_every_machine(store, elsewhere, monkeypatch):
+    assert store.claimed() == {}
+    with store.claim("capture/i/s"), elsewhere.claim("plan_capture"):
+        me = f"process {os.getpid()} on {socket.gethostname()}"
+        assert store.claimed() == elsewhere.claimed() == {"capture-i-s": me, "plan_capture": me}
+        monkeypatch.setattr("eagle3_core.storage.claims.EXPIRY_S", -1.0)
+        assert store.claimed() == {}
+    assert store.claimed() == {}
 
 
 def test_who_waits_gets_the_claim_after_the_other(store, elsewhere, monkeypatch):
