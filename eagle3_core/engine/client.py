@@ -37,12 +37,8 @@ class Sampling:
 
     def parameters(self) -> dict[str, Any]:
         """Return SGLang's names."""
-        return {
-            "max_new_tokens": self.max_new_tokens,
-            "temperature": self.temperature,
-            "ignore_eos": self.ignore_eos,
-            "skip_special_tokens": False,
-        }
+        names = ("max_new_tokens", "temperature", "ignore_eos")
+        return {**{name: getattr(self, name) for name in names}, "skip_special_tokens": False}
 
 
 @dataclass(frozen=True)
@@ -116,7 +112,6 @@ class EngineClient:
         """Close all connections."""
         self._http.close()
 
-    # ----------------------------------------------------------------------------------------------------- generating
     def generate(
         self, prompts: Sequence[Sequence[int]], sampling: Sampling, *, concurrency: int = 16
     ) -> Iterator[Generation]:
@@ -164,7 +159,6 @@ class EngineClient:
             latency_s=time.monotonic() - started,
         )
 
-    # ------------------------------------------------------------------------------------------------------ capturing
     def capture(self, samples: Sequence[Sequence[int]]) -> Iterator[CapturedSample]:
         """Yield the hidden states of each sample, in order.
 
@@ -203,10 +197,9 @@ class EngineClient:
                         replies.append(pool.submit(send, len(replies)))
                     replies[number].result()
                     asked = samples[group.start : group.stop]
+                    spool, name = how.spool, members[number][0].group
                     with self._owed.one():
-                        states = spooled.take(
-                            how.spool, members[number][0].group, asked, group.start, self._raise_if_died
-                        )
+                        states = spooled.take(spool, name, asked, group.start, self._raise_if_died)
                     yield from states
             finally:
                 for reply in replies:
@@ -225,7 +218,6 @@ class EngineClient:
             if cached:
                 raise CaptureMismatchError(f"{what}: expected no cached tokens, found {cached}; is the radix cache on?")
 
-    # ---------------------------------------------------------------------------------------------------------- state
     def server_info(self) -> dict[str, Any]:
         """Return SGLang's effective arguments and live state."""
         info: dict[str, Any] = self._get("/server_info")
@@ -243,7 +235,6 @@ class EngineClient:
         """Forget all cached prefixes."""
         self._send(lambda: self._http.post("/flush_cache"), "flush_cache")
 
-    # ------------------------------------------------------------------------------------------------------ transport
     def _each(self, count: int, concurrency: int, call: Callable[[int], T]) -> Iterator[T]:
         """Run `call` for 0..count-1 with a bounded number in flight; yield results as they finish."""
         with ThreadPoolExecutor(max_workers=max(1, concurrency), thread_name_prefix="engine-client") as pool:
