@@ -31,6 +31,7 @@ from eagle3_core.cli.reference import reference
 from eagle3_core.cli.remap import remap
 from eagle3_core.cli.repair import repair
 from eagle3_core.cli.status import status
+from eagle3_core.cli.train_node import train_node
 from eagle3_core.cli.watch import ConsoleWatcher
 from eagle3_core.pipeline import STAGES, Stage
 from eagle3_core.runner import PipelineRun
@@ -134,6 +135,7 @@ app.command(rich_help_panel="Planning and looking")(plan)
 app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
 app.add_typer(features, name="features", rich_help_panel="Planning and looking")
+app.command(rich_help_panel="Single stages")(train_node)
 app.command(rich_help_panel="Drafters")(remap)
 app.command(rich_help_panel="Drafters")(bench)
 app.command(rich_help_panel="A local Airflow")(demo)

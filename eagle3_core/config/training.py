@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from eagle3_core.config.base import NOT_IDENTITY, Section
 
@@ -58,5 +58,21 @@ class TrainingConfig(Section):
         json_schema_extra=NOT_IDENTITY,
     )
     nproc: int = Field(
-        2, ge=1, le=1024, description="Processes torchrun starts on this host.", json_schema_extra=NOT_IDENTITY
+        2, ge=1, le=1024, description="Processes torchrun starts on each machine.", json_schema_extra=NOT_IDENTITY
     )
+    nodes: int = Field(
+        1, ge=1, le=1024, description="Machines that train together: that of the train task, and others that run "
+        "`eagle3 train-node HOST:PORT`.",
+        json_schema_extra=NOT_IDENTITY,
+    )  # fmt: skip
+    rdzv_endpoint: str | None = Field(
+        None, pattern=r"^\S+:\d+$", description="HOST:PORT of the machine of the train task, where the others find it; "
+        "the next port is used too. Needed with several nodes.",
+        json_schema_extra=NOT_IDENTITY,
+    )  # fmt: skip
+
+    @model_validator(mode="after")
+    def _others_can_find_us(self) -> Self:
+        if self.nodes > 1 and self.rdzv_endpoint is None:
+            raise ValueError(f"training.nodes {self.nodes} needs training.rdzv_endpoint, HOST:PORT of this machine")
+        return self

@@ -181,7 +181,7 @@ class Checkpoints:
                 save_file(parameters, self._staging / PARAMETERS)
                 save_file(moments, self._staging / OPTIMIZER)
                 (self._staging / STATE).write_text(state, encoding="utf-8")
-            commit(self._store, self.key(step), self._staging, Kind.CHECKPOINT, facts={"step": step}, replace=True)
+            commit(self._store, self.key(step), self._staging, Kind.CHECKPOINT, facts={"step": step})
         finally:
             # On a full disk the room is for the word about it.
             shutil.rmtree(self._staging, ignore_errors=True)

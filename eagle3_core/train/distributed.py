@@ -44,7 +44,8 @@ class Part:
 
     def norm(self, norms: torch.Tensor) -> torch.Tensor:
         """Return the norm of all values from those of all blocks; how many blocks are padding makes no difference."""
-        return torch.linalg.vector_norm(norms[: -(-self.count // BLOCK)])
+        whole: torch.Tensor = torch.linalg.vector_norm(norms[: -(-self.count // BLOCK)])
+        return whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,13 @@ class Ranks:
     rank: int
     world: int
     device: torch.device
+    leads: bool
+    """Whether this is the rank that writes and reports; torchrun numbers machines as it likes."""
 
     @classmethod
     def alone(cls, device: str = "cpu") -> Ranks:
         """Return the only rank of a run without torchrun."""
-        return cls(0, 1, torch.device(device))
+        return cls(0, 1, torch.device(device), True)
 
     def part(self, count: int) -> Part:
         """Return this rank's part of a flat buffer with room for `count` values: equal parts, each of whole blocks."""
@@ -66,10 +69,10 @@ class Ranks:
         return Part(count, self.rank * each, (self.rank + 1) * each, self.world * each)
 
     @classmethod
-    def join(cls, device: str, timeout_s: float) -> Ranks:
+    def join(cls, device: str, timeout_s: float, *, leads: bool = True) -> Ranks:
         """Join the process group torchrun describes in the environment: gloo on CPUs, nccl on GPUs.
 
-        Who waits `timeout_s` seconds for another rank gives up.
+        Who waits `timeout_s` seconds for another rank gives up; `leads` is true on the machine whose first rank leads.
         """
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         place = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if device == "cuda" else torch.device("cpu")
@@ -79,12 +82,7 @@ class Ranks:
             distributed.init_process_group(
                 "nccl" if place.type == "cuda" else "gloo", timeout=datetime.timedelta(seconds=timeout_s)
             )
-        return cls(rank, world, place)
-
-    @property
-    def leads(self) -> bool:
-        """Tell whether this is the rank that writes and reports."""
-        return self.rank == 0
+        return cls(rank, world, place, leads and os.environ["LOCAL_RANK"] == "0")
 
     def sum(self, values: torch.Tensor) -> None:
         """Add up `values` over all ranks, in place."""

@@ -11,17 +11,19 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from eagle3_core import errors
 from eagle3_core.errors import Eagle3Error, StorageFullError, TrainingError, WorkerDiedError
+from eagle3_core.train.nodes import Company
 from eagle3_core.train.request import ERRORS, OUTCOME, REQUEST, Outcome, TrainRequest
 
 STOP_PATIENCE_S = 60.0
 """How long ranks may take to save after SIGTERM; torchrun itself kills them after 30 s."""
+
+AGAIN = "; run again to resume from the last checkpoint"
 
 OUT_OF_MEMORY = ("outofmemory", "out of memory", "memoryerror", "can't allocate memory")
 SHARED_MEMORY = ("out of resource: shared memory", "outofresources")
@@ -29,43 +31,133 @@ NO_SPACE = ("no space left", "disk quota exceeded")
 LOST_PEER = ("connection closed by peer", "connection reset", "nccl", "gloo", "socket", "timed out", "timeout")
 
 
-def run_torchrun(request: TrainRequest, nproc: int) -> Outcome:
-    """Train with `nproc` ranks; return when all is done.
+class Torchrun:
+    """torchrun on this machine: a child that gets our SIGTERM and does not outlive us. Enter it in the main thread."""
+
+    def __init__(self, request: TrainRequest, nproc: int, meeting: Sequence[str] = ()) -> None:
+        """Prepare `nproc` ranks; `meeting` are the arguments by which torchrun finds other machines."""
+        self._request, self._nproc, self._meeting = request, nproc, meeting
+        self._came: list[int] = []
+        self._ended = False
+
+    def __enter__(self) -> Self:
+        """Start."""
+        work, path = self._request.work, self._request.work / REQUEST
+        shutil.rmtree(work / ERRORS, ignore_errors=True)
+        (work / OUTCOME).unlink(missing_ok=True)
+        path.write_text(self._request.model_dump_json(), encoding="utf-8")
+        command = (sys.executable, "-m", "eagle3_core.train.agent", str(os.getpid()), str(self._nproc), str(path),
+                   *self._meeting)  # fmt: skip
+        environ = environment(self._nproc, alone=not self._meeting)
+        self._process = subprocess.Popen(
+            command, env=environ, process_group=0, stderr=subprocess.PIPE, text=True, errors="replace"
+        )
+        self._tail = _Tail(self._process)
+        self._previous = signal.signal(signal.SIGTERM, self._forward)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End what still runs; ranks die with their agent."""
+        signal.signal(signal.SIGTERM, self._previous)
+        if self._process.poll() is None:
+            self.end()
+            self._process.wait()
+
+    def _forward(self, number: int, _frame: object) -> None:
+        """Pass SIGTERM on, and kill torchrun if that does not end it."""
+        self._came.append(number)
+        self._process.terminate()
+        timer = threading.Timer(STOP_PATIENCE_S, self.end)
+        timer.daemon = True
+        timer.start()
+
+    @property
+    def stopped(self) -> bool:
+        """Tell whether SIGTERM came."""
+        return bool(self._came)
+
+    def end(self) -> None:
+        """Kill torchrun and with it all ranks here; any thread may."""
+        if self._process.poll() is None:
+            self._ended = True
+            self._process.kill()
+
+    def wait(self) -> int:
+        """Return torchrun's exit code once it has ended."""
+        code = self._process.wait()
+        self._tail.join()
+        return code
+
+    def error(self, code: int, others: Sequence[dict[str, Any]] = (), lost: str = "") -> Eagle3Error:
+        """Return what went wrong, given what ranks of other machines died of, and which machine was lost."""
+        reports = [*rank_reports(self._request.work), *others]
+        return diagnose(reports, self._tail.lines, 1 if self._ended else code, stopped=self.stopped, lost=lost)
+
+
+def run_torchrun(request: TrainRequest, told: Callable[[str], None]) -> Outcome:
+    """Train with the ranks of this machine, and of `training.nodes` - 1 others; return when all is done.
+
+    Args:
+        request: What to train.
+        told: Hears what is waited for, a phrase.
 
     Raises:
-        WorkerDiedError: a rank was killed or lost, or SIGTERM came: run again to resume from the last checkpoint.
+        WorkerDiedError: a rank or machine was lost or did not come, or SIGTERM came: run again to resume from the last
+            checkpoint.
         Eagle3Error: what a rank raised.
         TrainingError: anything else that a rank died of.
     """
-    shutil.rmtree(request.work / ERRORS, ignore_errors=True)
-    (request.work / OUTCOME).unlink(missing_ok=True)
-    path = request.work / REQUEST
-    path.write_text(request.model_dump_json(), encoding="utf-8")
-    command = (sys.executable, "-m", "eagle3_core.train.agent", str(os.getpid()), str(nproc), str(path))
-    process = subprocess.Popen(
-        command, env=environment(nproc), process_group=0, stderr=subprocess.PIPE, text=True, errors="replace"
-    )
-    tail = _Tail(process)
-    with _forwarding_sigterm(process) as stopped:
-        code = process.wait()
-    tail.join()
-    outcome = request.work / OUTCOME
-    if code == 0 and outcome.is_file():
-        return Outcome.parse(json.loads(outcome.read_text(encoding="utf-8")), str(outcome))
-    raise diagnose(_rank_errors(request.work), tail.lines, code, stopped=bool(stopped))
+    training, company = request.run.training, None
+    if training.nodes > 1:
+        task = request.model_dump(mode="json")
+        company = Company.gather(str(training.rdzv_endpoint), training.nodes, request.output, task, told)
+    nproc = local_ranks(request)
+    told(f"starting {nproc} rank(s) on {request.device}")
+    try:
+        with Torchrun(request, nproc, company.meeting.arguments() if company else ()) as torchrun:
+            if company is not None:
+                company.begin(torchrun.end)
+            code = torchrun.wait()
+        if company is not None:
+            company.last_words()
+        path = request.work / OUTCOME
+        if code == 0 and path.is_file():
+            return Outcome.parse(json.loads(path.read_text(encoding="utf-8")), str(path))
+        if company is None:
+            raise torchrun.error(code)
+        raise torchrun.error(code, company.reports, company.lost)
+    finally:
+        if company is not None:
+            company.dismiss()
 
 
-def environment(nproc: int) -> dict[str, str]:
-    """Return the environment of torchrun: gloo on the loopback, cores shared out among ranks unless the user did."""
+def local_ranks(request: TrainRequest) -> int:
+    """Return how many ranks this machine has: on GPUs at most one rank each."""
+    if request.device != "cuda":
+        return request.run.training.nproc
+    import torch
+
+    return min(request.run.training.nproc, torch.cuda.device_count())
+
+
+def environment(nproc: int, *, alone: bool = True) -> dict[str, str]:
+    """Return the environment of torchrun: cores shared out among ranks unless the user did, gloo on the loopback.
+
+    With other machines gloo takes the interface that GLOO_SOCKET_IFNAME names, or that of the host's name.
+    """
     threads = max(1, len(os.sched_getaffinity(0)) // nproc)
-    return {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": str(threads), **os.environ}
+    network = {"GLOO_SOCKET_IFNAME": "lo"} if alone else {}
+    return {**network, "OMP_NUM_THREADS": str(threads), **os.environ}
 
 
 def diagnose(
-    reports: Sequence[dict[str, Any]], lines: Sequence[str], code: int, *, stopped: bool = False
+    reports: Sequence[dict[str, Any]], lines: Sequence[str], code: int, *, stopped: bool = False, lost: str = ""
 ) -> Eagle3Error:
-    """Return the error that tells the cause: the first rank's own word, unless it only lost a peer that was ended."""
-    killed = "training was stopped by SIGTERM" if stopped else _killed(lines, code)
+    """Return the error that tells the cause: the first rank's own word, unless it only lost a peer that was ended.
+
+    `lost` says which other machine was lost, which ends ranks here, too.
+    """
+    killed = "training was stopped by SIGTERM" if stopped else _killed_rank(lines) or _killed(code) or lost
     for report in sorted(reports, key=lambda report: report["at"]):
         where = f"rank {report['rank']}: {report['type']}: {report['message']}"
         kind = getattr(errors, report["type"], None)
@@ -81,16 +173,18 @@ def diagnose(
         if not any(word in text for word in LOST_PEER):
             return TrainingError(where)
         if not killed:
-            return WorkerDiedError(f"{where}; run again to resume from the last checkpoint")
+            return WorkerDiedError(f"{where}{AGAIN}")
     if killed:
-        return WorkerDiedError(f"{killed}; run again to resume from the last checkpoint")
+        return WorkerDiedError(f"{killed}{AGAIN}")
     last = next((line for line in reversed(lines) if line.strip()), "nothing on stderr")
-    return WorkerDiedError(f"torchrun ended with exit code {code}: {last.strip()[:300]}; run again to resume")
+    return WorkerDiedError(f"torchrun ended with exit code {code}: {last.strip()[:300]}{AGAIN}")
 
 
-def _killed(lines: Sequence[str], code: int) -> str:
-    if code < 0:
-        return f"torchrun was killed by signal {-code} ({signal.Signals(-code).name})"
+def _killed(code: int) -> str:
+    return f"torchrun was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0 else ""
+
+
+def _killed_rank(lines: Sequence[str]) -> str:
     for line in lines:
         found = re.search(r"exitcode: -(\d+)\) local_rank: (\d+)", line)
         if found and int(found[1]) != signal.SIGTERM:
@@ -100,31 +194,9 @@ def _killed(lines: Sequence[str], code: int) -> str:
     return ""
 
 
-def _rank_errors(work: Path) -> list[dict[str, Any]]:
+def rank_reports(work: Path) -> list[dict[str, Any]]:
+    """Return what ranks of this machine left about their end."""
     return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((work / ERRORS).glob("rank-*.json"))]
-
-
-@contextmanager
-def _forwarding_sigterm(process: subprocess.Popen[str]) -> Iterator[list[int]]:
-    """Pass SIGTERM on to torchrun, and kill it if that does not end it; yields the signals that came."""
-    came: list[int] = []
-
-    def forward(number: int, _frame: object) -> None:
-        came.append(number)
-        process.terminate()
-        timer = threading.Timer(STOP_PATIENCE_S, process.kill)
-        timer.daemon = True
-        timer.start()
-
-    previous = signal.signal(signal.SIGTERM, forward)
-    try:
-        yield came
-    finally:
-        signal.signal(signal.SIGTERM, previous)
-        if process.poll() is None:
-            # Ranks die with the agent.
-            process.kill()
-            process.wait()
 
 
 class _Tail(threading.Thread):

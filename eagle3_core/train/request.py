@@ -15,7 +15,10 @@ ERRORS = "errors"
 
 
 class TrainRequest(Section):
-    """One training run: where its inputs are, where its checkpoints go, from which it resumes, where it may write."""
+    """One training run: where its inputs are, where its checkpoints go, from which it resumes, where it may write.
+
+    `leads` is false on all machines but the one of the stage.
+    """
 
     root: str
     run: RunConfig
@@ -25,6 +28,7 @@ class TrainRequest(Section):
     work: Path
     progress: Path
     device: str
+    leads: bool = True
     checkpoint: Ref | None = None
 
 

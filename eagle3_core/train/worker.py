@@ -59,7 +59,7 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
     from eagle3_core.train.prepare import build_job, write_final
     from eagle3_core.train.trackers import METRICS_FILE, Trackers
 
-    ranks = Ranks.join(request.device, request.run.training.rank_timeout_s)
+    ranks = Ranks.join(request.device, request.run.training.rank_timeout_s, leads=request.leads)
     store = open_store(request.root, request.run.training.cache_bytes)
     job = build_job(request, store)
     checkpoints = Checkpoints(
@@ -78,7 +78,8 @@ def _train(request: TrainRequest, stop: StopOnSignal) -> int:
                           best_step=best.step, trainer_tau=best.score)  # fmt: skip
         (request.work / OUTCOME).write_text(outcome.model_dump_json(), encoding="utf-8")
     ranks.leave()
-    return 0 if over(job, state) else EXIT_CODES[Remedy.RESUME]
+    # One rank says that there is more to do: torchrun would end the others, the writing one among them.
+    return 0 if over(job, state) or not ranks.leads else EXIT_CODES[Remedy.RESUME]
 
 
 def _senders(request: TrainRequest) -> list[Sender]:

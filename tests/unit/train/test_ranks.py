@@ -76,7 +76,7 @@ def features():
 def test_parameters_and_moments_in_parts_are_those_of_a_whole_to_the_last_bit(pair, make_job):
     folder, ranks, precision = pair
     assert [rank["state"] for rank in ranks] == [STEPS, STEPS], "one rank asked, both stopped"
-    job = make_job(precision=precision)
+    job = make_job(precision=precision, weight_decay=0.5)
     parameters, moments = alone(job, STEPS).optimizer.collect()
     count = sum(tensor.numel() for tensor in parameters.values())
     assert [rank["part"] for rank in ranks] == [-(-count // (2 * SMALL)) * SMALL] * 2, "a half each"
@@ -89,7 +89,7 @@ def test_parameters_and_moments_in_parts_are_those_of_a_whole_to_the_last_bit(pa
 
 def test_another_number_of_ranks_resumes_with_all_that_was_saved(pair, make_job):
     folder, _, precision = pair
-    store, job = open_store(str(folder)), make_job(precision=precision)
+    store, job = open_store(str(folder)), make_job(precision=precision, weight_decay=0.5)
     learner = Learner.of(job, Ranks.alone())
     newest = newest_checkpoint(store, "train/x")
     state = Checkpoints(store, "train/x", folder / "elsewhere", job.training, newest).resume(learner.optimizer)
@@ -103,7 +103,7 @@ def test_another_number_of_ranks_resumes_with_all_that_was_saved(pair, make_job)
 
 def test_a_validation_over_two_ranks_is_that_of_one(pair, make_job):
     folder, ranks, precision = pair
-    job = make_job(precision=precision)
+    job = make_job(precision=precision, weight_decay=0.5)
     assert len(pack(job.order.lengths, job.held_out, job.training.row_tokens)) > 1, "both ranks have a row"
     learner = Learner.of(job, Ranks.alone())
     store = open_store(str(folder))

@@ -34,7 +34,10 @@ def main() -> None:
         "gloo", store=distributed.FileStore(str(folder / "meet"), 2), rank=rank, world_size=2,
         timeout=datetime.timedelta(seconds=60),
     )  # fmt: skip
-    ranks, job = Ranks(rank, 2, torch.device("cpu")), tiny_job(MemoryFeatures(held_out=8), precision=precision)
+    ranks, job = (
+        Ranks(rank, 2, torch.device("cpu"), rank == 0),
+        tiny_job(MemoryFeatures(held_out=8), precision=precision, weight_decay=0.5),
+    )
     store, asked = open_store(str(folder)), iter([*[False] * (STEPS - 1), *[rank == 1] * 99])
     checkpoints = Checkpoints(store, "train/x", folder / "staging", job.training)
     state = train(job, ranks, checkpoints, Trackers(), lambda: next(asked))

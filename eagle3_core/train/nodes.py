@@ -1,0 +1,188 @@
+"""The line between the machines of one training run: who takes part, what they train, who was lost. Light: no torch.
+
+The machine that runs the train stage leads: it listens at `training.rdzv_endpoint`, tells every other one (`eagle3
+train-node`) what to do when all are there, and torchrun on each meets the others at the next port (c10d). The line
+stays open while ranks run. A process that dies closes it, whatever library the ranks then wait in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from eagle3_core.errors import ConfigError, WorkerDiedError
+
+GATHERING_S = 1800.0
+"""How long the leading machine waits for all others."""
+
+LAST_WORDS_S = 20.0
+"""How long it waits for what the others know about a failure: torchrun on each ends within that."""
+
+KEEPALIVE = ((socket.TCP_KEEPIDLE, 5), (socket.TCP_KEEPINTVL, 3), (socket.TCP_KEEPCNT, 3))
+"""A machine that vanished without closing its connections is noticed after 14 seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """Where torchrun meets the others; `address` is this machine's, as the others reach it."""
+
+    nodes: int
+    host: str
+    port: int
+    output: str
+    address: str
+    hosts: bool
+
+    def arguments(self) -> tuple[str, ...]:
+        """Return torchrun's arguments."""
+        return (
+            "--nnodes", str(self.nodes), "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{self.host}:{self.port}",
+            "--rdzv-id", self.output.rpartition("/")[2], "--rdzv-conf", f"is_host={int(self.hosts)}",
+            "--local-addr", self.address,
+        )  # fmt: skip
+
+
+class Line:
+    """One connection: JSON objects, a line each."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        """Notice within seconds when the other machine is gone."""
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in KEEPALIVE:
+            connection.setsockopt(socket.IPPROTO_TCP, option, value)
+        self._connection = connection
+        self._lines = connection.makefile("r", encoding="utf-8")
+        self.here, self.there = connection.getsockname()[0], connection.getpeername()[0]
+
+    def say(self, **values: Any) -> bool:
+        """Send an object; tell whether the other side is still there."""
+        try:
+            self._connection.sendall((json.dumps(values) + "\n").encode())
+        except OSError:
+            return False
+        return True
+
+    def hear(self, within_s: float | None = None) -> dict[str, Any] | None:
+        """Return the next object, or None when the other side is gone or says nothing `within_s`."""
+        self._connection.settimeout(within_s)
+        try:
+            found = json.loads(self._lines.readline())
+        except (OSError, ValueError):
+            return None
+        return found if isinstance(found, dict) else None
+
+    def close(self) -> None:
+        """Hang up; who listens on the other side, or in another thread here, hears it."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._connection.close()
+
+
+def endpoint(text: str) -> tuple[str, int]:
+    """Return host and port of `host:port`; the port after it is used, too.
+
+    Raises:
+        ConfigError: it is not that.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65535:
+        raise ConfigError(f"training.rdzv_endpoint: expected host:port, found {text!r}")
+    return host, int(port)
+
+
+@dataclass
+class Company:
+    """The other machines, as the leading one sees them."""
+
+    meeting: Meeting
+    lines: list[Line] = field(default_factory=list)
+    lost: str = ""
+    """The first machine that hung up or failed, in words; empty while all go on."""
+    refusal: str = ""
+    """The last machine that came and could not take part, and why."""
+    reports: list[dict[str, Any]] = field(default_factory=list)
+    """What ranks of other machines died of."""
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    @classmethod
+    def gather(cls, where: str, nodes: int, output: str, task: dict[str, Any], told: Callable[[str], None]) -> Self:
+        """Wait until all others have the `task` and are ready; `told` hears how many are missing.
+
+        Raises:
+            WorkerDiedError: not all came.
+        """
+        host, port = endpoint(where)
+        try:
+            listener = socket.create_server(("", port), backlog=nodes)
+        except OSError as error:
+            raise WorkerDiedError(f"training.rdzv_endpoint {where}: cannot listen there: {error.strerror}") from None
+        end, found = time.monotonic() + GATHERING_S, cls(Meeting(nodes, host, port + 1, output, "", True))
+        try:
+            with listener:
+                while missing := nodes - 1 - len(found.lines):
+                    told(f"waiting for {missing} of {nodes} machines at {where}{found.refusal}")
+                    arrived = []
+                    for _ in range(missing):
+                        listener.settimeout(max(0.1, end - time.monotonic()))
+                        arrived.append(Line(listener.accept()[0]))
+                        arrived[-1].say(task=task, nodes=nodes)
+                    for line in arrived:
+                        found._welcome(line, end)
+        except TimeoutError:
+            found.dismiss()
+            raise WorkerDiedError(
+                f"expected {nodes} machines within {GATHERING_S:g} s, found {1 + len(found.lines)}{found.refusal}; run "
+                f"`eagle3 train-node {where}` on each of the others, then run again"
+            ) from None
+        found.meeting = Meeting(nodes, host, port + 1, output, found.lines[0].here, True)
+        return found
+
+    def _welcome(self, line: Line, end: float) -> None:
+        """Keep a machine that says it is ready, which it may be after a download."""
+        answer = line.hear(max(0.1, end - time.monotonic()))
+        if answer is not None and "ready" in answer:
+            self.lines.append(line)
+            return
+        why = answer.get("refused", answer) if answer is not None else "hung up"
+        self.refusal = f" ({line.there}: {why})"
+        line.close()
+
+    def begin(self, end_ranks: Callable[[], None]) -> None:
+        """Let all start; `end_ranks` is called once, as soon as a machine is lost."""
+        for line in self.lines:
+            line.say(go=True)
+            thread = threading.Thread(target=self._listen, args=(line, end_ranks), daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def last_words(self) -> None:
+        """Wait until every machine has said how its ranks ended, or has hung up, a while at most."""
+        end = time.monotonic() + LAST_WORDS_S
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def dismiss(self) -> None:
+        """Hang up: who still trains ends its ranks, and all wait for the next attempt or for the output."""
+        for line in self.lines:
+            line.close()
+
+    def _listen(self, line: Line, end_ranks: Callable[[], None]) -> None:
+        answer = line.hear()
+        if answer is not None and answer.get("code") == 0:
+            return
+        if answer is None:
+            cause = f"the machine {line.there} was lost"
+        elif answer.get("stopped"):
+            cause = f"the machine {line.there} was stopped by SIGTERM"
+        else:
+            self.reports += answer.get("reports", [])
+            cause = f"the ranks of {line.there} ended: {answer.get('cause')}"
+        self.lost = self.lost or cause
+        if answer is None or not answer.get("stopped"):  # all ranks save when one is stopped
+            end_ranks()
