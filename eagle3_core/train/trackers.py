@@ -130,7 +130,8 @@ class Trackers:
             line = {"step": state.step, "loss": report.loss, "tau": tau, "grad_norm": report.grad_norm,
                     "learning_rate": report.learning_rate, "tokens": state.tokens}  # fmt: skip
             self._note(state, finite(line))
-            self._merge(state.step, {f"train/{name}": value for name, value in {**line, **speeds}.items()})
+            named = {f"train/{name}": value for name, value in {**line, **speeds}.items() if name != "step"}
+            self._merge(state.step, named)
         best = state.best.score if state.best else None
         behind = ", ".join(sender.name for sender in self.senders if sender.behind)
         shown: dict[str, Any] = {"loss": report.loss, "tau": tau, "held_out_tau": best, **speeds,

@@ -117,6 +117,11 @@ def test_a_validation_over_two_ranks_is_that_of_one(pair, make_job):
         assert found == pytest.approx(row)
 
 
+def test_ranks_that_see_different_things_do_not_go_on(pair):
+    _, ranks, _ = pair
+    assert {rank["disagreed"] for rank in ranks} == {"ranks disagree about a number: [7, 8]; run again to resume"}
+
+
 def test_one_rank_that_is_asked_to_stop_ends_a_validation_on_all(pair):
     _, ranks, _ = pair
     assert [rank["stopped"] for rank in ranks] == [True, True]

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from eagle3_core.errors import WorkerDiedError
 from eagle3_core.storage import open_store
 from eagle3_core.train import distributed as place
 from eagle3_core.train.checkpoint import Checkpoints
@@ -47,8 +48,13 @@ def main() -> None:
     assert found.resume(learner.optimizer) == state
     validation = validate(job, learner, ranks, lambda: False)
     stopped = validate(job, learner, ranks, lambda: rank == 1)
-    values = {"state": state.step, "part": len(learner.optimizer.parameters), "stopped": stopped is None,
-              "report": validation.report(), "trained": validation.trained.greedy.valid}  # fmt: skip
+    try:
+        ranks.agree(7 + rank, "a number")
+    except WorkerDiedError as error:
+        disagreed = str(error)
+    values = {"disagreed": disagreed, "state": state.step, "part": len(learner.optimizer.parameters),
+              "stopped": stopped is None, "report": validation.report(),
+              "trained": validation.trained.greedy.valid}  # fmt: skip
     (folder / f"rank-{rank}.json").write_text(json.dumps(values))
     distributed.destroy_process_group()
 
