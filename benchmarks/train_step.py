@@ -174,7 +174,9 @@ def breakdown(profile: torch.profiler.profile, device: torch.device, step_ms: fl
     kind = "self_device_time_total" if device.type == "cuda" else "self_cpu_time_total"
     found = dict.fromkeys((*KINDS, "other"), 0.0)
     for event in profile.key_averages():
-        if device.type == "cuda" and event.device_type != torch.autograd.DeviceType.CUDA:
+        # Annotations of a GPU's time span kernels that are counted themselves.
+        annotation = getattr(event, "is_user_annotation", False)
+        if device.type == "cuda" and (annotation or event.device_type != torch.autograd.DeviceType.CUDA):
             continue
         name = event.key.lower()
         found[next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "other")] += (

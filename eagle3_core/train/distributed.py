@@ -95,10 +95,10 @@ class Ranks:
             _reduce_scatter(part.of(whole), whole)
 
     def join_parts(self, whole: torch.Tensor, own: torch.Tensor) -> None:
-        """Fill a flat buffer with every rank's part; `own` is this one's."""
+        """Fill a flat buffer with every rank's part, in its precision; `own` is this one's."""
         if self.world > 1:
-            _all_gather(whole, own)
-        elif whole.data_ptr() != own.data_ptr():
+            _all_gather(whole, own.to(whole.dtype))
+        elif whole is not own:
             whole.copy_(own)
 
     def collect(self, own: torch.Tensor) -> torch.Tensor:

@@ -130,7 +130,7 @@ class AdamW:
 
     def refresh(self) -> None:
         """Let every rank's weights follow the parameters of all ranks."""
-        self._ranks.join_parts(self.weights, self.parameters.to(self.weights.dtype))
+        self._ranks.join_parts(self.weights, self.parameters)
         if self._ranks.world > 1:
             self._norms.zero_()
             start, stop = max(self._part.start, self._matrices), min(self._part.stop, self._count)

@@ -105,6 +105,7 @@ def test_a_damaged_checkpoint_is_set_aside_and_the_one_before_is_used(make_job, 
 def test_the_last_two_checkpoints_and_the_best_are_kept(make_job, tmp_path):
     state, _, store = run(make_job(validations=1, checkpoint_every_s=1e-9), tmp_path, kind=Waiting)
     assert checkpoint_steps(store, "train/x") == [state.step - 1, state.step]
+    assert state.validated == state.best.step == state.step, "the one validation is that of the end"
 
 
 def test_what_a_killed_writer_left_of_a_checkpoint_goes_with_the_next(make_job, tmp_path):
