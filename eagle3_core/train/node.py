@@ -63,7 +63,7 @@ def _attempt(line: Line, where: str, work: Path) -> TrainRequest | None:
     if said is None:
         return None
     try:
-        request = TrainRequest.parse(said["task"], where).model_copy(update={"work": work, "leads": False})
+        request = TrainRequest.parse(said.get("task"), where).model_copy(update={"work": work, "leads": False})
         if request.checkpoint is not None:
             verify(open_store(request.root, request.run.training.cache_bytes), request.checkpoint)
     except Eagle3Error as error:
@@ -73,8 +73,8 @@ def _attempt(line: Line, where: str, work: Path) -> TrainRequest | None:
     if (line.hear() or {}).get("go") is not True:
         return request
     host, port = endpoint(where)
-    LOG.info("training with %d machines led by %s", said["nodes"], line.there)
-    _train(line, request, Meeting(said["nodes"], host, port + 1, request.output, line.here, False))
+    LOG.info("training with %d machines led by %s", request.run.training.nodes, line.there)
+    _train(line, request, Meeting(request.run.training.nodes, host, port + 1, request.output, line.here, False))
     return request
 
 

@@ -131,7 +131,7 @@ class Company:
                     for _ in range(missing):
                         listener.settimeout(max(0.1, end - time.monotonic()))
                         arrived.append(Line(listener.accept()[0]))
-                        arrived[-1].say(task=task, nodes=nodes)
+                        arrived[-1].say(task=task)
                     for line in arrived:
                         found._welcome(line, end)
         except TimeoutError:

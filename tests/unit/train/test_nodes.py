@@ -103,7 +103,7 @@ def test_a_machine_that_lacks_what_is_needed_says_so_and_ends(where, tmp_path):
     def lead():
         with socket.create_server(endpoint(where)) as listener:
             line = Line(listener.accept()[0])
-            line.say(task={"root": str(tmp_path)}, nodes=2)
+            line.say(task={"root": str(tmp_path)})
             heard.append(line.hear())
             line.close()
 
