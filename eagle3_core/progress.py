@@ -81,6 +81,11 @@ def describe(state: Mapping[str, Any]) -> str:
         parts.append(f"{state['rate']:,.1f} {state['unit']}/s")
     if state["eta_s"] is not None:
         parts.append(f"ETA {state['eta_s']:,.0f} s")
-    parts += [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
-              for name, value in state["detail"].items()]  # fmt: skip
+    parts += [f"{name} {_figure(value)}" for name, value in state["detail"].items()]
     return ", ".join(parts)
+
+
+def _figure(value: float | str) -> str:
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
