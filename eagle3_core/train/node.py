@@ -64,8 +64,9 @@ def _attempt(line: Line, where: str, work: Path) -> TrainRequest | None:
         return None
     try:
         request = TrainRequest.parse(said.get("task"), where).model_copy(update={"work": work, "leads": False})
+        store = open_store(request.root, request.run.training.cache_bytes)  # keeps what it downloads while it lives
         if request.checkpoint is not None:
-            verify(open_store(request.root, request.run.training.cache_bytes), request.checkpoint)
+            verify(store, request.checkpoint)
     except Eagle3Error as error:
         line.say(refused=str(error))
         raise
