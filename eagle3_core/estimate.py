@@ -12,7 +12,8 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 class Workload:
     """What is to be captured and trained.
 
-    `tokens` is prompt plus answer tokens of all samples; `target_parameters` those active for one token.
+    `tokens` is prompt plus answer tokens of all samples; `target_parameters` those active for one token. Without
+    `attention_parameters` the drafter's attention counts as heads of full width.
     """
 
     samples: int
@@ -26,6 +27,7 @@ class Workload:
     draft_vocab_size: int = 32000
     ttt_steps: int = 7
     epochs: float = 2.0
+    attention_parameters: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ def feature_bytes_per_token(hidden_size: int, num_aux: int, dtype: str, fp8: str
 
 
 def drafter_parameters(work: Workload) -> int:
-    """Return the trained parameters of a Llama-style drafter with full-width attention."""
+    """Return the trained parameters of the drafter's matrices."""
     d = work.hidden_size
-    attention = 2 * d * 3 * d + d * d
+    attention = work.attention_parameters or 2 * d * 3 * d + d * d
     mlp = 3 * d * (work.intermediate_size or 4 * d)
     return work.num_aux * d * d + attention + mlp + work.draft_vocab_size * d
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Annotated
 
@@ -22,7 +23,8 @@ from eagle3_core.cli.common import (
 from eagle3_core.config import CaptureConfig, RunConfig
 from eagle3_core.errors import ConfigError
 from eagle3_core.estimate import Estimate, Workload, estimate
-from eagle3_core.identity import checked_prompts, resolve_prompts, target_shape
+from eagle3_core.identity import checked_prompts, read_config, resolve_prompts, resolve_target, target_shape
+from eagle3_core.model.latent_sizes import latent_sizes
 from eagle3_core.storage import open_store
 
 
@@ -79,7 +81,20 @@ def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -
         draft_vocab_size=config.drafter.vocab_size(target.vocab_size),
         ttt_steps=config.training.ttt_steps,
         epochs=config.training.epochs,
+        attention_parameters=_latent_parameters(config),
     )
+
+
+def _latent_parameters(config: RunConfig) -> int:
+    """Return the parameters of a drafter's multi-latent attention; 0 where it has none."""
+    if config.drafter.attention != "mla":
+        return 0
+    target = read_config(resolve_target(config))
+    text = target.get("text_config") or target
+    shapes = latent_sizes(text, config.drafter).shapes(
+        text["hidden_size"], config.drafter.num_heads or text["num_attention_heads"]
+    )
+    return sum(math.prod(shape) for shape in shapes.values())
 
 
 def _table(work: Workload, result: Estimate, free: int | None, guessed: str) -> Table:

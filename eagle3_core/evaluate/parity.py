@@ -13,7 +13,7 @@ from eagle3_core.config.base import Section
 from eagle3_core.engine.layers import engine_layer_ids
 from eagle3_core.errors import NotSpeculatingError, ParityError
 from eagle3_core.evaluate.acceptance import Walk, chain_walk
-from eagle3_core.evaluate.reference import LAYER, Reference
+from eagle3_core.evaluate.reference import LatentReference, Reference
 from eagle3_core.identity import TargetShape
 from eagle3_core.model.drafter import Eagle3Drafter
 from eagle3_core.model.unroll import Chains, unroll
@@ -140,10 +140,15 @@ def controls(reference: Reference) -> Iterator[tuple[str, Reference, Callable[[H
 
 def quiet_controls(reference: Reference) -> Iterator[tuple[str, Reference]]:
     """Yield mistakes that need not cost acceptance at once: name, and a wrong reference."""
-    rope = reference.config["rope_parameters"]
-    still = {"rope_type": "linear", "rope_theta": rope["rope_theta"], "factor": 1e12}
-    yield "RoPE standing still", replace(reference, config={**reference.config, "rope_parameters": still})
-    yield "missing norm", replace(reference, without_norm=f"{LAYER}hidden_norm")
+    yield "RoPE standing still", replace(reference, still=True)
+    yield "missing norm", replace(reference, without_norm=f"{reference.layer}hidden_norm")
+    if isinstance(reference, LatentReference):
+        yield (
+            "missing norm of the latent",
+            replace(reference, without_norm=f"{reference.layer}self_attn.kv_a_layernorm"),
+        )
+        yield "kv_b read with values first", replace(reference, values_first=True)
+        yield "RoPE pairing halves", replace(reference, halves=True)
 
 
 def require(parity: Parity, validation_tau: float | None = None) -> None:

@@ -3,7 +3,8 @@
 It shares no code with `eagle3_core.model` on purpose: parity means two independent readings of the same files agree.
 
 Letters: T positions of one sample, S = T - 1 slots (slot t consumes token t+1 and predicts token t+2), D width,
-A aux layers, V target vocab, U draft vocab, K draft steps, H query heads, G key/value heads, d head width.
+A aux layers, V target vocab, U draft vocab, K draft steps, H query heads, G key/value heads, d head width; with MLA L
+width of the latent and r of the rotated part.
 """
 
 from __future__ import annotations
@@ -20,21 +21,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from eagle3_core.errors import ParityError, TargetError
-from eagle3_core.evaluate.rotations import rotations
-
-RENAMED = (("midlayer", "layers.0"),)
-STACKED = ((".qkv_proj", ".q_proj"), (".qkv_proj", ".k_proj"), (".qkv_proj", ".v_proj"),
-           (".gate_up_proj", ".gate_proj"), (".gate_up_proj", ".up_proj"))  # fmt: skip
-LAYER = "model.layers.0."
-REQUIRED = frozenset((
-    "model.fc.weight", "model.norm.weight", "lm_head.weight",
-    *(f"{LAYER}{norm}.weight" for norm in ("input_layernorm", "hidden_norm", "post_attention_layernorm")),
-    *(f"{LAYER}self_attn.qkv_proj.weight{shard}" for shard in (".q_proj", ".k_proj", ".v_proj")),
-    f"{LAYER}self_attn.o_proj.weight",
-    *(f"{LAYER}mlp.gate_up_proj.weight{shard}" for shard in (".gate_proj", ".up_proj")),
-    f"{LAYER}mlp.down_proj.weight",
-))  # fmt: skip
-"""What SGLang's class allocates, fused parameters one by one; it leaves uninitialised what no key fills."""
+from eagle3_core.evaluate.loaders import FUSED_A, LATENT, LAYER, MIDLAYER, load
+from eagle3_core.evaluate.rotations import latent_rotations, latent_scale, rotations
 
 
 @dataclass(frozen=True)
@@ -69,36 +57,6 @@ class TargetEnds:
         return torch.cat(rows)
 
 
-def load_as_sglang(tensors: Mapping[str, torch.Tensor], where: str) -> dict[str, torch.Tensor]:
-    """Return parameters under SGLang's names, following its loader's name rules.
-
-    Raises:
-        ParityError: a key SGLang would drop, or a parameter it would leave uninitialised.
-    """
-    filled: dict[str, torch.Tensor] = {}
-    dropped = []
-    for key, tensor in tensors.items():
-        name = key
-        for old, new in RENAMED:
-            name = name.replace(old, new)
-        if "d2t" in name or "t2d" in name:
-            filled[name] = tensor
-            continue
-        shard = next((part for fused, part in STACKED if part in name), "")
-        if shard:
-            fused = next(fused for fused, part in STACKED if part == shard)
-            name = name.replace(shard, fused) + shard
-        full = name if name in REQUIRED else f"model.{name}"
-        if full in REQUIRED and full not in filled:
-            filled[full] = tensor
-        else:
-            dropped.append(key)
-    missing = sorted((REQUIRED | {"d2t"}) - set(filled))
-    if dropped or missing:
-        raise ParityError(f"{where}: SGLang would drop {dropped} and leave {missing} uninitialised; export again")
-    return filled
-
-
 @dataclass(frozen=True)
 class Reference:
     """An exported drafter, loaded; all arithmetic in float32."""
@@ -109,6 +67,8 @@ class Reference:
     embedding: torch.Tensor
     without_norm: str = ""
     """A norm that is left out on purpose, for a negative control."""
+    still: bool = False
+    """Nothing is rotated, for another one."""
 
     @classmethod
     def load(cls, directory: Path, ends: TargetEnds) -> Reference:
@@ -118,11 +78,18 @@ class Reference:
             ParityError: what SGLang would not load as meant.
         """
         config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        weights = load_as_sglang(load_file(directory / "model.safetensors"), str(directory))
+        architecture = str((config.get("architectures") or ["none"])[0])
+        weights = load(load_file(directory / "model.safetensors"), architecture, str(directory))
         _check_config(config, weights, str(directory))
         d2t = weights["d2t"]
-        return cls(config, {name: tensor.float() for name, tensor in weights.items() if name in REQUIRED},
-                   d2t + torch.arange(d2t.numel()), ends.embedding)  # fmt: skip
+        floats = {name: tensor.float() for name, tensor in weights.items() if tensor.is_floating_point()}
+        kind = LatentReference if architecture == LATENT else Reference
+        return kind(config, floats, d2t + torch.arange(d2t.numel()), ends.embedding)
+
+    @property
+    def layer(self) -> str:
+        """Return the prefix of the decoder layer's parameters."""
+        return LAYER
 
     def fuse(self, aux_hidden_states: torch.Tensor) -> torch.Tensor:
         """Return f [T, D] from aux hidden states [T, A*D]."""
@@ -169,36 +136,89 @@ class Reference:
         scale = torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + float(self.config["rms_norm_eps"]))
         return states * scale * self.weights[f"{name}.weight"]
 
-    def _heads(self, name: str, states: torch.Tensor, width: int) -> torch.Tensor:
-        projected = states @ self.weights[f"{LAYER}self_attn.qkv_proj.weight.{name}_proj"].T
-        return projected.view(states.shape[0], -1, width).transpose(0, 1)
-
     def _layer(
         self, tokens: torch.Tensor, carried: torch.Tensor, step: int,
         keys: list[torch.Tensor], values: list[torch.Tensor],
     ) -> torch.Tensor:  # fmt: skip
-        """Return the pre-norm output [S, D] of one step, and append its keys and values [H, S, d]."""
+        """Return the pre-norm output [S, D] of one step, and append its keys and values [H, S, ...]."""
+        embedded = self._normed(f"{self.layer}input_layernorm", self.embedding[tokens])
+        states = torch.cat([embedded, self._normed(f"{self.layer}hidden_norm", carried)], dim=-1)
+        positions = torch.arange(step, step + tokens.numel())
+        attended = self._attended(states, positions * 0 if self.still else positions, keys, values)
+        residual = carried + attended @ self._weight("self_attn.o_proj").T
+        inner = self._normed(f"{self.layer}post_attention_layernorm", residual)
+        gate = inner @ self.weights[f"{self.layer}mlp.gate_up_proj.weight.gate_proj"].T
+        up = inner @ self.weights[f"{self.layer}mlp.gate_up_proj.weight.up_proj"].T
+        return residual + (torch.nn.functional.silu(gate) * up) @ self._weight("mlp.down_proj").T
+
+    def _weight(self, name: str) -> torch.Tensor:
+        return self.weights[f"{self.layer}{name}.weight"]
+
+    def _attended(
+        self, states: torch.Tensor, positions: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return attention's output [S, H*d] for states [S, 2D], and append keys and values [H, S, d]."""
         width = int(self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"])
-        embedded = self._normed(f"{LAYER}input_layernorm", self.embedding[tokens])
-        normed = self._normed(f"{LAYER}hidden_norm", carried)
-        states = torch.cat([embedded, normed], dim=-1)
-        cos, sin = rotations(self.config, torch.arange(step, step + tokens.numel()), width)
-        queries = _rotate(self._heads("q", states, width), cos, sin)
+        queries, key, value = (
+            (states @ self.weights[f"{self.layer}self_attn.qkv_proj.weight.{name}_proj"].T)
+            .view(len(states), -1, width).transpose(0, 1)
+            for name in "qkv"
+        )  # fmt: skip
+        cos, sin = rotations(self.config, positions, width)
         groups = queries.shape[0] // int(self.config["num_key_value_heads"])
-        keys.append(_rotate(self._heads("k", states, width), cos, sin).repeat_interleave(groups, dim=0))
-        values.append(self._heads("v", states, width).repeat_interleave(groups, dim=0))
-        attended = _attend(queries, keys, values).transpose(0, 1).reshape(tokens.numel(), -1)
-        residual = carried + attended @ self.weights[f"{LAYER}self_attn.o_proj.weight"].T
-        inner = self._normed(f"{LAYER}post_attention_layernorm", residual)
-        gate = inner @ self.weights[f"{LAYER}mlp.gate_up_proj.weight.gate_proj"].T
-        up = inner @ self.weights[f"{LAYER}mlp.gate_up_proj.weight.up_proj"].T
-        mlp = (torch.nn.functional.silu(gate) * up) @ self.weights[f"{LAYER}mlp.down_proj.weight"].T
-        return residual + mlp
+        keys.append(_rotate(key, cos, sin).repeat_interleave(groups, dim=0))
+        values.append(value.repeat_interleave(groups, dim=0))
+        return _attend(_rotate(queries, cos, sin), keys, values, width**-0.5).transpose(0, 1).flatten(1)
 
 
-def _attend(queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]) -> torch.Tensor:
+@dataclass(frozen=True)
+class LatentReference(Reference):
+    """A drafter with MLA as SGLang decodes: what is cached is the latent and one rotated part of the key (absorbed)."""
+
+    halves: bool = False
+    """Halves are paired instead of neighbours, for a negative control."""
+    values_first: bool = False
+    """kv_b is read with the values' rows first, for another one."""
+
+    @property
+    def layer(self) -> str:
+        """Return the prefix of the decoder layer's parameters."""
+        return MIDLAYER
+
+    def _attended(
+        self, states: torch.Tensor, positions: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """Return attention's output [S, H*v] for states [S, 2D]; append keys [H, S, L + r] and values [H, S, L]."""
+        plain, turned, latent, heads = (
+            int(self.config[name])
+            for name in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank", "num_attention_heads")
+        )
+        asked, cached, tail = (states @ self.weights[FUSED_A].T).split(
+            [int(self.config["q_lora_rank"]), latent, turned], dim=-1
+        )
+        to_keys, to_values = self._kv_b(heads, plain)
+        asked = self._normed(f"{self.layer}self_attn.q_a_layernorm", asked) @ self._weight("self_attn.q_b_proj").T
+        before, behind = asked.view(len(states), heads, -1).transpose(0, 1).split([plain, turned], dim=-1)
+        cos, sin = latent_rotations(self.config, positions, turned)
+        rotate = _rotate if self.halves else _rotate_pairs
+        queries = torch.cat((before @ to_keys, rotate(behind, cos, sin)), dim=-1)
+        cached = self._normed(f"{self.layer}self_attn.kv_a_layernorm", cached)
+        keys.append(torch.cat((cached, rotate(tail, cos, sin)), dim=-1).expand(heads, -1, -1))
+        values.append(cached.expand(heads, -1, -1))
+        out = _attend(queries, keys, values, latent_scale(self.config) * (plain + turned) ** -0.5)
+        return (out @ to_values.transpose(1, 2)).transpose(0, 1).flatten(1)
+
+    def _kv_b(self, heads: int, plain: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return what makes keys [H, nope, L] and values [H, v, L] of the latent."""
+        rows = self._weight("self_attn.kv_b_proj").unflatten(0, (heads, -1))
+        width = rows.shape[1] - plain
+        if self.values_first:
+            return rows[:, width:], rows[:, :width]
+        return rows[:, :plain], rows[:, plain:]
+
+
+def _attend(queries: torch.Tensor, keys: list[torch.Tensor], values: list[torch.Tensor], scale: float) -> torch.Tensor:
     """Attend to the true history (step 0, causal) and to the own chain (later steps, same slot only)."""
-    scale = 1.0 / math.sqrt(queries.shape[-1])
     slots = queries.shape[1]
     history = queries @ keys[0].transpose(1, 2) * scale
     future = torch.ones(slots, slots, dtype=torch.bool).triu(1)
@@ -216,16 +236,23 @@ def _rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+def _rotate_pairs(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    even, odd = states[..., ::2], states[..., 1::2]
+    return torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1).flatten(-2)
+
+
 def _check_config(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor], where: str) -> None:
     """Check what SGLang takes from the config without looking at the weights."""
     aux = (config.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
     facts = {
-        "architectures": (config.get("architectures"), ["LlamaForCausalLMEagle3"]),
         "tie_word_embeddings": (config.get("tie_word_embeddings"), False),
         "draft_vocab_size": (config.get("draft_vocab_size"), weights["lm_head.weight"].shape[0]),
         "rows of d2t": (weights["d2t"].numel(), weights["lm_head.weight"].shape[0]),
         "width of fc": (weights["model.fc.weight"].shape[1], len(aux) * int(config["hidden_size"])),
     }
+    if config["architectures"] == [LATENT]:
+        # Absent it means true to SGLang; false would pair halves.
+        facts["rope_interleave"] = (config.get("rope_interleave", True), True)
     for name, (found, wanted) in facts.items():
         if found != wanted:
             raise ParityError(f"{where}: {name}: expected {wanted}, found {found}; export again")

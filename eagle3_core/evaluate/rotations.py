@@ -1,6 +1,6 @@
 """RoPE as SGLang computes it from a drafter's config: the reference's own reading, shared with no trainer.
 
-Letters: S slots, d head width.
+Letters: S slots, d head width, r width of the rotated part with MLA.
 """
 
 from __future__ import annotations
@@ -32,6 +32,49 @@ def rotations(config: Mapping[str, Any], positions: torch.Tensor, width: int) ->
                           "again from a target that has it") from None  # fmt: skip
     angles = positions[:, None].float() * frequencies
     return length * angles.cos(), length * angles.sin()
+
+
+def latent_rotations(
+    config: Mapping[str, Any], positions: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return cos and sin [S, r/2] of a drafter with MLA for positions [S], `width` being r.
+
+    Whatever is scaled is DeepSeek's YaRN to that class (DeepseekScalingRotaryEmbedding), so nothing else may be there.
+
+    Raises:
+        ParityError: another kind is, or a number is missing.
+    """
+    rope, kind = _latent_rope(config)
+    if kind == "default":
+        return rotations(config, positions, width)
+    theta = float(rope["rope_theta"])
+    plain = theta ** -(torch.arange(0, width, 2, dtype=torch.float32) / width)
+    settings = {**rope, "truncate": True}
+    angles = positions[:, None].float() * _yarn(plain, settings, theta, float(rope["original_max_position_embeddings"]))
+    whole = 1.0 if rope.get("mscale") is None else float(rope["mscale"])
+    length = _grown(rope, whole) / _grown(rope, float(rope.get("mscale_all_dim") or 0)) * rope.get("attn_factor", 1)
+    return length * angles.cos(), length * angles.sin()
+
+
+def latent_scale(config: Mapping[str, Any]) -> float:
+    """Return what scores are multiplied by beyond one over the root of the head width (compute_mla_mscale_scaling)."""
+    rope, kind = _latent_rope(config)
+    return 1.0 if kind == "default" else _grown(rope, float(rope.get("mscale_all_dim") or 0)) ** 2
+
+
+def _latent_rope(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str]:
+    rope = config["rope_parameters"]
+    kind = rope["rope_type"]
+    lacking = [name for name in ("factor", "original_max_position_embeddings") if kind == "yarn" and name not in rope]
+    if kind not in ("default", "yarn") or lacking:
+        raise ParityError(f"rope type {kind}: expected default, or yarn with factor and "
+                          f"original_max_position_embeddings, found {dict(rope)}; SGLang's MLA drafter has no other "
+                          "and would guess, so export again")  # fmt: skip
+    return rope, kind
+
+
+def _grown(rope: Mapping[str, Any], scale: float) -> float:
+    return 1 + 0.1 * scale * max(0.0, math.log(float(rope["factor"])))
 
 
 def _scaled(

@@ -20,6 +20,8 @@ WHY_NOT = {
     "fc_norm": "{reader} feeds fc without norms",
     "target_hidden_size": "{reader} has no drafter narrower or wider than its target",
 }
+VLLM_THETA = 10000
+"""What vLLM's MLA drafter takes where RoPE is not scaled: it drops the config's own (models/deepseek_eagle3.py)."""
 DRAFT_TOKENS = 5
 """What a speculators config says vLLM drafts, where the source does not say it."""
 
@@ -30,18 +32,24 @@ def check_served(facts: DrafterFacts, to: Dialect, where: str) -> None:
     Raises:
         ExportError: names the setting and what they do instead.
     """
-    for name in sorted(facts.extras - to.extras):
+    served = to.served(mla=facts.mla is not None, where=where)
+    for name in sorted(facts.extras - served.extras):
         found = facts.target_hidden_size if name == "target_hidden_size" else getattr(facts, name)
         raise ExportError(
             f"{where}: {name}: expected none for {to.name}, found {found}; {WHY_NOT[name].format(reader=to.reader)}, "
             "so acceptance would fall without an error; train without it, or serve with an engine that has it"
         )
     kind = facts.rope_parameters["rope_type"]
-    if kind not in to.rope_types:
-        known = " or ".join(sorted(to.rope_types))
+    if kind not in served.rope_types:
+        known = " or ".join(sorted(served.rope_types))
         raise ExportError(
             f"{where}: RoPE type for {to.name}: expected {known}, found {kind}; {to.reader} has no other, choose "
             "another dialect"
+        )
+    if facts.mla and to.name == "vllm" and kind == "default" and facts.rope_parameters["rope_theta"] != VLLM_THETA:
+        raise ExportError(
+            f"{where}: rope_theta for vllm: expected {VLLM_THETA}, found {facts.rope_parameters['rope_theta']}: vLLM's "
+            "MLA drafter reads it with YaRN alone; serve with SGLang"
         )
 
 
@@ -73,19 +81,24 @@ def _check_alike(outputs: list[int], facts: DrafterFacts, to: Dialect, where: st
         )
 
 
-def _llama(facts: DrafterFacts, dtype: str) -> dict[str, Any]:
+def _heads(facts: DrafterFacts) -> dict[str, Any]:
+    if facts.mla is None:
+        return {"model_type": "llama", "head_dim": facts.head_dim, "mlp_bias": False}
+    # Pairs of neighbours are rotated, and the one layer has a plain MLP.
+    return {"model_type": "deepseek_v3", **facts.mla.model_dump(), "rope_interleave": True, "first_k_dense_replace": 1}
+
+
+def _model(facts: DrafterFacts, dtype: str) -> dict[str, Any]:
     return {
-        "model_type": "llama",
+        **_heads(facts),
         "hidden_size": facts.hidden_size,
         "intermediate_size": facts.intermediate_size,
         "num_hidden_layers": 1,
         "num_attention_heads": facts.num_heads,
         "num_key_value_heads": facts.num_kv_heads,
-        "head_dim": facts.head_dim,
         "hidden_act": "silu",
         "rms_norm_eps": facts.rms_norm_eps,
         "attention_bias": False,
-        "mlp_bias": False,
         "vocab_size": facts.vocab_size,
         # Inherited from a small target, True would make the head the target's embedding, with V rows for U tokens.
         "tie_word_embeddings": False,
@@ -104,8 +117,8 @@ def _flags(facts: DrafterFacts) -> dict[str, bool]:
 
 def _flat(facts: DrafterFacts, to: Dialect, dtype: str, ids: list[int] | None, block: dict[str, Any]) -> dict[str, Any]:
     config = {
-        "architectures": [to.architecture],
-        **_llama(facts, dtype),
+        "architectures": [to.served(mla=facts.mla is not None, where=to.name).architecture],
+        **_model(facts, dtype),
         "draft_vocab_size": facts.draft_vocab_size,
         "target_hidden_size": facts.target_hidden_size,
         "num_aux_hidden_states": facts.num_aux,
@@ -127,7 +140,7 @@ def _nested(
 ) -> dict[str, Any]:
     wide = facts.target_hidden_size
     return {
-        "architectures": [to.architecture],
+        "architectures": [to.mha.architecture],
         "speculators_model_type": "eagle3",
         "draft_vocab_size": facts.draft_vocab_size,
         # Always written: the library and vLLM disagree on what its absence means.
@@ -140,7 +153,7 @@ def _nested(
         "bos_token_id": facts.bos_token_id,
         "eos_token_id": facts.eos_token_id,
         "torch_dtype": dtype,
-        NESTED_CONFIG: _llama(facts, dtype),
+        NESTED_CONFIG: _model(facts, dtype),
         BLOCK: block,
     }
 

@@ -1,7 +1,7 @@
 """How parameters of one and the same drafter are called by those who train and serve it. Dialects are data.
 
-A canonical name is our own: `fc.weight`, `layer.self_attn.q_proj.weight`, `d2t`. Everything else is spelling, plus the
-few habits that decide how a config is read: where the aux layer ids stand and what they count.
+A canonical name (`names.py`) is our own: `fc.weight`, `layer.self_attn.q_proj.weight`, `d2t`. Everything else is
+spelling, plus the few habits that decide how a config is read: where the aux layer ids stand and what they count.
 """
 
 from __future__ import annotations
@@ -13,28 +13,10 @@ from enum import StrEnum
 from typing import Literal
 
 from eagle3_core.errors import ExportError
-
-LAYER = "layer."
-LAYER_PARAMETERS = tuple(
-    f"{LAYER}{tail}.weight"
-    for tail in (
-        "input_layernorm", "hidden_norm", "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj",
-        "self_attn.o_proj", "post_attention_layernorm", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
-    )
-)  # fmt: skip
-HEAD, EMBEDDING, INPUT_NORM = "lm_head.weight", "embed_tokens.weight", "input_norm.weight"
-MAPS = ("d2t", "t2d")
-REQUIRED = ("fc.weight", *LAYER_PARAMETERS, "norm.weight")
-MAX_AUX = 16
-FC_NORMS = tuple(f"fc_norm.{index}.weight" for index in range(MAX_AUX))
-CANONICAL = (*REQUIRED, HEAD, *MAPS, EMBEDDING, INPUT_NORM, *FC_NORMS)
-"""All names there are. What beyond `REQUIRED` must be there, sizes and config decide."""
+from eagle3_core.export.names import HEAD, LAYER, MAPS, OLDER, canonical, required
 
 WRAPPERS = frozenset({"_orig_mod", "module"})
 """Path elements that torch.compile and DistributedDataParallel put into names; no parameter has one of its own."""
-
-OLDER = {f"aux_norm_{place}.weight": FC_NORMS[index] for index, place in enumerate(("low", "mid", "high"))}
-"""Names that only older files hold."""
 
 
 class Numbering(StrEnum):
@@ -46,11 +28,20 @@ class Numbering(StrEnum):
 
 
 @dataclass(frozen=True)
+class Served:
+    """What whoever reads a dialect computes: under which class, in which deviations from plain EAGLE-3, which RoPE."""
+
+    architecture: str
+    extras: frozenset[str] = frozenset()
+    rope_types: frozenset[str] = frozenset({"default", "linear", "llama3", "yarn", "dynamic"})
+
+
+@dataclass(frozen=True)
 class Dialect:
     """One way of naming and configuring.
 
     `layer` is the prefix of the decoder layer's parameters, `root` that of all others but head and vocabulary maps.
-    `extras` are deviations from plain EAGLE-3 that whoever reads this dialect computes.
+    `mla` is None where no reader of this dialect is known to compute multi-latent attention.
     """
 
     name: str
@@ -58,10 +49,9 @@ class Dialect:
     root: str = ""
     has_t2d: bool = True
     config: Literal["own", "flat", "nested"] = "flat"
-    architecture: str = "LlamaForCausalLMEagle3"
     numbering: Numbering = Numbering.SGLANG
-    extras: frozenset[str] = frozenset()
-    rope_types: frozenset[str] = frozenset({"default", "linear", "llama3", "yarn", "dynamic"})
+    mha: Served = Served("LlamaForCausalLMEagle3")
+    mla: Served | None = None
     reader: str = "SGLang"
 
     @property
@@ -69,35 +59,58 @@ class Dialect:
         """Return what tells key sets apart; dialects with equal `keys` differ in their config alone."""
         return self.layer, self.root
 
-    def spell(self, canonical: str) -> str:
-        """Return what this dialect calls a parameter."""
-        if canonical.startswith(LAYER):
-            return self.layer + canonical.removeprefix(LAYER)
-        return canonical if canonical in (HEAD, *MAPS) else self.root + canonical
+    def spell(self, name: str) -> str:
+        """Return what this dialect calls a parameter, given its canonical name."""
+        if name.startswith(LAYER):
+            return self.layer + name.removeprefix(LAYER)
+        return name if name in (HEAD, *MAPS) else self.root + name
+
+    def served(self, *, mla: bool, where: str) -> Served:
+        """Return what is computed of drafters with this attention.
+
+        Raises:
+            ExportError: nothing is known of MLA there.
+        """
+        if not mla:
+            return self.mha
+        if self.mla is None:
+            raise ExportError(
+                f"{where}: expected q_proj, k_proj and v_proj as in Llama for {self.name}, found kv_a_proj_with_mqa, "
+                f"so an MLA drafter: nothing is known here of {self.reader} reading one in that dialect; choose one of "
+                f"{', '.join(name for name, dialect in DIALECTS.items() if dialect.mla)}"
+            )
+        return self.mla
 
 
-SGLANG_EXTRAS = frozenset({"norm_output", "norm_before_fc", "fc_norm", "target_hidden_size"})
-VLLM_EXTRAS = SGLANG_EXTRAS | {"norm_before_residual", "sliding_window"}
+_FUSED = frozenset({"norm_output", "fc_norm", "target_hidden_size"})
+_SGLANG = Served("LlamaForCausalLMEagle3", _FUSED | {"norm_before_fc"})
+_VLLM_EXTRAS = _SGLANG.extras | {"norm_before_residual", "sliding_window"}
+_LATENT_ROPE = frozenset({"default", "yarn"})
+_LATENT = Served("Eagle3DeepseekV2ForCausalLM", _FUSED, _LATENT_ROPE)
 
 DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
-        Dialect("own", "layer.", config="own", architecture="", numbering=Numbering.OUTPUTS,
-                rope_types=frozenset({"default", "linear", "llama3", "yarn"}), reader="our own network"),
-        Dialect("sglang", "midlayer.", extras=SGLANG_EXTRAS),
-        Dialect("specforge", "midlayer.", extras=SGLANG_EXTRAS),
-        Dialect("eagle", "midlayer.", extras=frozenset({"target_hidden_size"}), reader="EAGLE's own code",
-                rope_types=frozenset({"default", "linear", "dynamic"})),
-        Dialect("sglang-new", "layers.0.", extras=SGLANG_EXTRAS),
-        Dialect("vllm", "layers.0.", architecture="Eagle3LlamaForCausalLM", numbering=Numbering.ENTRIES,
-                extras=VLLM_EXTRAS, reader="vLLM"),
-        Dialect("modelopt", "layers.0.", has_t2d=False, numbering=Numbering.OUTPUTS, extras=SGLANG_EXTRAS),
-        Dialect("speculators", "layers.0.", config="nested", architecture="Eagle3Speculator",
-                numbering=Numbering.ENTRIES, extras=VLLM_EXTRAS, reader="vLLM"),
-        Dialect("automodel", "model.layers.0.", "model.", extras=SGLANG_EXTRAS),
+        Dialect("own", "layer.", config="own", numbering=Numbering.OUTPUTS, reader="our own network",
+                mha=Served("", rope_types=frozenset({"default", "linear", "llama3", "yarn"})),
+                mla=Served("", rope_types=_LATENT_ROPE)),
+        Dialect("sglang", "midlayer.", mha=_SGLANG, mla=_LATENT),
+        Dialect("specforge", "midlayer.", mha=_SGLANG),
+        Dialect("eagle", "midlayer.", reader="EAGLE's own code",
+                mha=Served("LlamaForCausalLMEagle3", frozenset({"target_hidden_size"}),
+                           frozenset({"default", "linear", "dynamic"}))),
+        Dialect("sglang-new", "layers.0.", mha=_SGLANG, mla=_LATENT),
+        Dialect("vllm", "layers.0.", numbering=Numbering.ENTRIES, reader="vLLM",
+                mha=Served("Eagle3LlamaForCausalLM", _VLLM_EXTRAS),
+                mla=Served(_LATENT.architecture, _FUSED | {"norm_before_residual"}, _LATENT_ROPE)),
+        Dialect("modelopt", "layers.0.", has_t2d=False, numbering=Numbering.OUTPUTS, mha=_SGLANG, mla=_LATENT),
+        Dialect("speculators", "layers.0.", config="nested", numbering=Numbering.ENTRIES, reader="vLLM",
+                mha=Served("Eagle3Speculator", _VLLM_EXTRAS)),
+        Dialect("automodel", "model.layers.0.", "model.", mha=_SGLANG),
     )
 }  # fmt: skip
 """`sglang` is what every SGLang reads, old and new; `sglang-new` and `automodel` name parameters as 0.5.23 does."""
+_CLASSES = frozenset(served.architecture for d in DIALECTS.values() for served in (d.mha, d.mla) if served)
 
 NESTED_CONFIG = "transformer_layer_config"
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -117,6 +130,7 @@ class Naming:
     dialect: Dialect
     canonical: Mapping[str, str]
     readable_as: tuple[str, ...]
+    mla: bool
 
 
 def dialect_named(name: str, option: str) -> Dialect:
@@ -138,13 +152,16 @@ def understand(keys: Sequence[str], config: Mapping[str, object], where: str, to
     """
     stripped = _strip(keys, where)
     _refuse_others(stripped, where)
-    family = _family(list(stripped), where)
-    spelled = _spellings(family)
-    canonical = {found: spelled[plain] for plain, found in stripped.items()}
-    _once(canonical, where)
-    fitting = [dialect for dialect in DIALECTS.values() if dialect.keys == family.keys]
-    dialect, alike = _choose(fitting, set(canonical.values()), config, where, told)
-    return Naming(dialect, canonical, alike)
+    mla = any(".kv_a_proj_with_mqa" in key for key in stripped)
+    family = _family(list(stripped), where, mla=mla)
+    spelled = _spellings(family, mla=mla)
+    named = {found: spelled[plain] for plain, found in stripped.items()}
+    _once(named, where)
+    fitting = [dialect for dialect in DIALECTS.values() if dialect.keys == family.keys and (dialect.mla or not mla)]
+    if not fitting:
+        family.served(mla=mla, where=where)
+    dialect, alike = _choose(fitting, set(named.values()), config, where, told, mla=mla)
+    return Naming(dialect, named, alike, mla)
 
 
 def _strip(keys: Sequence[str], where: str) -> dict[str, str]:
@@ -168,12 +185,6 @@ def _refuse_others(keys: Iterable[str], where: str) -> None:
             f"{where}: expected an EAGLE-3 drafter, found a model of {len(layers)} layers and no fc.weight; give the "
             "drafter's directory, and a target's with --target"
         )
-    if mla := [key for key in keys if ".kv_a_proj" in key]:
-        raise ExportError(
-            f"{where}: expected q_proj, k_proj and v_proj as in Llama, found {mla[0]}, so an MLA drafter: SGLang "
-            "serves that file by its class Eagle3DeepseekV2ForCausalLM, and nothing is known here to rewrite it; serve "
-            "it as it is, or train a Llama-style drafter for the same target"
-        )
 
 
 def _once(canonical: Mapping[str, str], where: str) -> None:
@@ -184,12 +195,12 @@ def _once(canonical: Mapping[str, str], where: str) -> None:
         seen[name] = found
 
 
-def _spellings(dialect: Dialect) -> dict[str, str]:
-    names = {dialect.spell(name): name for name in CANONICAL}
+def _spellings(dialect: Dialect, *, mla: bool) -> dict[str, str]:
+    names = {dialect.spell(name): name for name in canonical(mla=mla)}
     return names | {dialect.root + old: name for old, name in OLDER.items()}
 
 
-def _family(keys: list[str], where: str) -> Dialect:
+def _family(keys: list[str], where: str, *, mla: bool) -> Dialect:
     """Return a dialect of the key set's spelling, once the set is known to be whole."""
     families = list({dialect.keys: dialect for dialect in reversed(DIALECTS.values())}.values())
     seen = [family for family in families if any(key.startswith(family.layer) for key in keys)]
@@ -198,22 +209,23 @@ def _family(keys: list[str], where: str) -> Dialect:
         what = " and ".join(f"{family.layer}*" for family in seen) or f"{', '.join(sorted(keys)[:4]) or 'no key'}"
         raise ExportError(
             f"{where}: expected the layer of one EAGLE-3 drafter ({prefixes}), found {what}; "
-            f"{'drop one of the copies' if seen else 'is this the drafter, and has it one Llama-style layer?'}"
+            f"{'drop one of the copies' if seen else 'is this the drafter, and has it one layer?'}"
         )
     family = seen[0]
-    missing = [family.spell(name) for name in REQUIRED if family.spell(name) not in keys]
-    unknown = sorted(set(keys) - set(_spellings(family)))
+    missing = [family.spell(name) for name in required(mla=mla) if family.spell(name) not in keys]
+    unknown = sorted(set(keys) - set(_spellings(family, mla=mla)))
     if missing or unknown:
         parts = [f"{what} {_named(names)}" for what, names in (("missing", missing), ("unknown", unknown)) if names]
         raise ExportError(
-            f"{where}: expected the keys of one EAGLE-3 drafter with {family.layer}*, found {'; '.join(parts)}; an "
-            "engine drops the unknown and leaves the missing uninitialised without a word, so save it again"
+            f"{where}: expected the keys of one EAGLE-3 drafter with {family.layer}*{' and MLA' * mla}, found "
+            f"{'; '.join(parts)}; an engine drops the unknown and leaves the missing uninitialised without a word, so "
+            "save it again"
         )
     return family
 
 
 def _choose(
-    fitting: list[Dialect], names: set[str], config: Mapping[str, object], where: str, told: str | None
+    fitting: list[Dialect], names: set[str], config: Mapping[str, object], where: str, told: str | None, *, mla: bool
 ) -> tuple[Dialect, tuple[str, ...]]:
     """Return the dialect and the names of all that would read this file alike."""
     block = config.get(BLOCK)
@@ -227,7 +239,7 @@ def _choose(
                     "correct it"
                 )
             return chosen, (chosen.name,)
-    left = [dialect for dialect in fitting if _fits(dialect, names, config)]
+    left = [dialect for dialect in fitting if _fits(dialect, names, config, mla=mla)]
     if not left:
         raise ExportError(
             f"{where}: expected config.json, t2d and {IDS} as one of {_listed(fitting)} writes them, found a mixture "
@@ -242,7 +254,7 @@ def _choose(
     return left[0], tuple(dialect.name for dialect in left)
 
 
-def _fits(dialect: Dialect, names: set[str], config: Mapping[str, object]) -> bool:
+def _fits(dialect: Dialect, names: set[str], config: Mapping[str, object], *, mla: bool) -> bool:
     """Tell whether a file of these names and this config can be of this dialect."""
     nested = NESTED_CONFIG in config or "speculators_model_type" in config
     if dialect.config == "own":
@@ -256,7 +268,8 @@ def _fits(dialect: Dialect, names: set[str], config: Mapping[str, object]) -> bo
         return False
     architectures = config.get("architectures")
     first = architectures[0] if isinstance(architectures, list) and architectures else ""
-    return first not in {d.architecture for d in DIALECTS.values()} or first == dialect.architecture
+    served = dialect.mla if mla else dialect.mha
+    return first not in _CLASSES or (served is not None and first == served.architecture)
 
 
 def _ids(config: Mapping[str, object], numbering: Numbering) -> object:

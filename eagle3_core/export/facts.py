@@ -8,25 +8,19 @@ from typing import Any, Self
 from pydantic import Field
 
 from eagle3_core.config import Section
+from eagle3_core.config.drafter import LATENT_SIZES
 from eagle3_core.errors import ConfigError, ExportError
-from eagle3_core.export.dialects import (
-    BLOCK,
-    EMBEDDING,
-    FC_NORMS,
-    HEAD,
-    IDS,
-    INPUT_NORM,
-    LAYER,
-    NESTED_CONFIG,
-    Dialect,
-    Numbering,
-)
+from eagle3_core.export.dialects import BLOCK, IDS, NESTED_CONFIG, Dialect, Numbering
+from eagle3_core.export.names import ATTENTION, EMBEDDING, FC_NORMS, HEAD, INPUT_NORM, LAYER
 from eagle3_core.export.numbering import Target, translate
 from eagle3_core.export.rope import read_rope
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.latent_sizes import LatentSizes, check_latent_rope
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3")
 """Model types under which plain RMS norms and SwiGLU are meant; the key set says the rest."""
+DEEPSEEK_LIKE = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+"""The same for drafters with MLA."""
 LLAMA_DEFAULTS = {"rms_norm_eps": 1e-6, "rope_theta": 1e4}
 """What transformers takes where a config of type llama lacks the key, and so whoever trained or serves by it."""
 
@@ -39,6 +33,7 @@ class DrafterFacts(Section):
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=2)
+    mla: LatentSizes | None = None
     hidden_act: str = "silu"
     rms_norm_eps: float = Field(gt=0)
     rope_parameters: dict[str, Any]
@@ -78,7 +73,7 @@ class DrafterFacts(Section):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter this drafter can have, by canonical name."""
         D, F, V, U = self.hidden_size, self.intermediate_size, self.vocab_size, self.draft_vocab_size
-        queries, keys, wide = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim, self.target_hidden_size
+        wide = self.target_hidden_size
         norms = {"norm.weight": (D,)}
         norms |= {f"{LAYER}{n}.weight": (D,) for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
         if self.norm_before_fc:
@@ -88,10 +83,7 @@ class DrafterFacts(Section):
         return {
             **norms,
             "fc.weight": (D, self.num_aux * wide),
-            f"{LAYER}self_attn.q_proj.weight": (queries, 2 * D),
-            f"{LAYER}self_attn.k_proj.weight": (keys, 2 * D),
-            f"{LAYER}self_attn.v_proj.weight": (keys, 2 * D),
-            f"{LAYER}self_attn.o_proj.weight": (D, queries),
+            **{f"{ATTENTION}{name}.weight": shape for name, shape in self._attention_shapes().items()},
             f"{LAYER}mlp.gate_proj.weight": (F, D),
             f"{LAYER}mlp.up_proj.weight": (F, D),
             f"{LAYER}mlp.down_proj.weight": (D, F),
@@ -100,6 +92,13 @@ class DrafterFacts(Section):
             "d2t": (U,),
             "t2d": (V,),
         }
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        D = self.hidden_size
+        if self.mla is not None:
+            return self.mla.shapes(D, self.num_heads)
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {"q_proj": (queries, 2 * D), "k_proj": (keys, 2 * D), "v_proj": (keys, 2 * D), "o_proj": (D, queries)}
 
     @classmethod
     def of_architecture(cls, sizes: DrafterArchitecture) -> Self:
@@ -110,8 +109,8 @@ class DrafterFacts(Section):
         )
 
     @classmethod
-    def read(cls, config: Mapping[str, Any], dialect: Dialect, where: str) -> Self:
-        """Read a config as whoever reads `dialect` does.
+    def read(cls, config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: bool = False) -> Self:
+        """Read a config as whoever reads `dialect` does; `mla` says what attention the parameters are of.
 
         Raises:
             ExportError: a size is missing, two settings contradict each other, or the drafter is none we understand.
@@ -120,11 +119,19 @@ class DrafterFacts(Section):
             if dialect.config == "own":
                 facts = cls.of_architecture(DrafterArchitecture.parse(config, where))
             else:
-                facts = cls.parse(_values(config, dialect, where), where)
+                facts = cls.parse(_values(config, dialect, where, mla=mla), where)
         except ConfigError as error:
             raise ExportError(f"{error}; correct {where}") from None
         if facts.rope_parameters.get("rope_theta") is None:
             raise _missing("'rope_theta'", where)
+        if mla != (facts.mla is not None):
+            raise ExportError(f"{where}: mla: expected {'sizes' if mla else 'none'}, as its parameters have it, found "
+                              f"{facts.mla}; config and weights are of two drafters")  # fmt: skip
+        if mla:
+            try:
+                check_latent_rope(facts.rope_parameters)
+            except ValueError as error:
+                raise ExportError(f"{where}: {error}") from None
         return facts
 
 
@@ -132,19 +139,19 @@ def _missing(key: object, where: str) -> ExportError:
     return ExportError(f"{where}: expected the key {key}, found none; add it from the training config")
 
 
-def _values(config: Mapping[str, Any], dialect: Dialect, where: str) -> dict[str, Any]:
+def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: bool) -> dict[str, Any]:
     inner = config.get(NESTED_CONFIG) if dialect.config == "nested" else config
     if not isinstance(inner, dict):
         raise ExportError(f"{where}: expected {NESTED_CONFIG} as an object, found {inner!r:.60}; save it again")
     eagle = config.get("eagle_config") if isinstance(config.get("eagle_config"), dict) else {}
     merged = {**inner, **{name: config[name] for name in _OUTER if name in config}}
-    _refuse(merged, eagle or {}, where)
+    _refuse(merged, eagle or {}, where, mla=mla)
     defaults = LLAMA_DEFAULTS if merged.get("model_type") == "llama" else {}
     given = merged.keys() | read_rope(merged, where).keys()
     assumed = {name: value for name, value in defaults.items() if name not in given}
     merged |= assumed
     try:
-        sizes = _sizes(merged)
+        sizes = _sizes(merged, mla=mla)
     except KeyError as missing:
         raise _missing(missing, where) from None
     block = config.get(BLOCK) or {}
@@ -177,14 +184,20 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str) -> dict[str
 _OUTER = ("draft_vocab_size", "target_hidden_size", "bos_token_id", "eos_token_id")
 
 
-def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+def _sizes(config: Mapping[str, Any], *, mla: bool) -> dict[str, Any]:
     heads, hidden = config["num_attention_heads"], config["hidden_size"]
+    plain = {
+        "num_kv_heads": config.get("num_key_value_heads") or heads,
+        "head_dim": config.get("head_dim") or hidden // heads,
+    }
+    if mla:
+        latent = LatentSizes.parse({name: config[name] for name in LATENT_SIZES}, "drafter sizes")
+        plain = {"num_kv_heads": heads, "head_dim": latent.head_dim, "mla": latent}
     return {
         "hidden_size": hidden,
         "intermediate_size": config["intermediate_size"],
         "num_heads": heads,
-        "num_kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or hidden // heads,
+        **plain,
         "hidden_act": config.get("hidden_act", "silu"),
         "rms_norm_eps": config["rms_norm_eps"],
         "max_position_embeddings": config["max_position_embeddings"],
@@ -196,11 +209,15 @@ def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refuse(config: Mapping[str, Any], eagle: Mapping[str, Any], where: str) -> None:
+def _refuse(config: Mapping[str, Any], eagle: Mapping[str, Any], where: str, *, mla: bool) -> None:
     """Refuse what no reader of these parameters computes."""
+    kinds = DEEPSEEK_LIKE if mla else LLAMA_LIKE
     wanted = (
         ("num_hidden_layers", config.get("num_hidden_layers", 1), (1,)),
-        ("model_type", config.get("model_type", "llama"), LLAMA_LIKE),
+        ("model_type", config.get("model_type", kinds[0]), kinds),
+        ("rope_interleave", config.get("rope_interleave", mla) if mla else False, (mla,)),
+        ("mla_use_nope", config.get("mla_use_nope") or False, (False,)),
+        ("mla_use_output_gate", config.get("mla_use_output_gate") or False, (False,)),
         ("hidden_act", config.get("hidden_act", "silu"), ("silu", "swish")),
         ("attention_bias", config.get("attention_bias") or False, (False,)),
         ("mlp_bias", config.get("mlp_bias") or False, (False,)),

@@ -9,18 +9,9 @@ from typing import Any
 
 from eagle3_core.errors import ExportError
 from eagle3_core.export.configs import write_config
-from eagle3_core.export.dialects import (
-    BLOCK,
-    EMBEDDING,
-    FC_NORMS,
-    HEAD,
-    INPUT_NORM,
-    MAPS,
-    Dialect,
-    Naming,
-    understand,
-)
+from eagle3_core.export.dialects import BLOCK, Dialect, Naming, understand
 from eagle3_core.export.facts import DrafterFacts
+from eagle3_core.export.names import EMBEDDING, FC_NORMS, HEAD, INPUT_NORM, MAPS
 from eagle3_core.export.source import CONFIG, MODEL, OWN_FILES, Source, Tensor
 from eagle3_core.export.values import check_maps, draft_targets, packed
 from eagle3_core.model.architecture import CONFIG_FILE as OWN_CONFIG
@@ -83,7 +74,7 @@ def make_plan(source: Source, to: Dialect, told: str | None, target: TargetFacts
     """
     where = str(source.directory)
     naming = understand(list(source.tensors), source.config, where, told)
-    facts = DrafterFacts.read(source.config, naming.dialect, f"{where}/{source.config_file}")
+    facts = DrafterFacts.read(source.config, naming.dialect, f"{where}/{source.config_file}", mla=naming.mla)
     if target is not None:
         facts = with_target(facts, to, target, where)
     found = {canonical: source.tensors[key] for key, canonical in naming.canonical.items()}

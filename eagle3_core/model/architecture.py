@@ -3,30 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from eagle3_core.config import DrafterConfig, Section
 from eagle3_core.errors import ConfigError, TargetError
+from eagle3_core.model.latent_sizes import LatentSizes, check_latent_rope, latent_sizes
 
 CONFIG_FILE = "drafter_config.json"
 
 KNOWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-MLA_HEAD_DIM = 128
-"""Width every attention kernel of the engines has; drafters of MLA targets (DeepSeek, Kimi) attend as Llama does."""
+MHA_OF_MLA_HEAD_DIM = 128
+"""Width every attention kernel of the engines has, for drafters of MLA targets that attend as Llama does."""
 SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier")
 """Target settings that put something between the last hidden state and the logits, or behind the embedding."""
 
 
 class DrafterArchitecture(Section):
-    """Sizes and constants from which the network is built."""
+    """Sizes and constants from which the network is built.
 
+    Version 1 has no `schema_version` and no `mla`; it is read as what it always meant. With `mla` a head is `head_dim`
+    wide in queries and keys, and every head has a key and a value of its own.
+    """
+
+    schema_version: Literal["eagle3/drafter/2"] = "eagle3/drafter/2"
     hidden_size: int = Field(ge=1, description="Width D, that of the target.")
     intermediate_size: int = Field(ge=1)
     num_heads: int = Field(ge=1)
     num_kv_heads: int = Field(ge=1)
     head_dim: int = Field(ge=2)
+    mla: LatentSizes | None = Field(None, description="Sizes of multi-latent attention; none: heads as in Llama.")
     rms_norm_eps: float = Field(gt=0)
     rope_parameters: dict[str, Any] = Field(description="As in a transformers 5 config: rope_type, rope_theta, ...")
     max_position_embeddings: int = Field(ge=1)
@@ -42,7 +49,19 @@ class DrafterArchitecture(Section):
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
         if self.rope_parameters.get("rope_type", "default") not in KNOWN_ROPE_TYPES:
             raise ValueError(f"rope type {self.rope_parameters['rope_type']!r} is not one of {KNOWN_ROPE_TYPES}")
+        if self.mla is not None:
+            if (self.num_kv_heads, self.head_dim) != (self.num_heads, self.mla.head_dim):
+                raise ValueError(
+                    f"with mla: expected {self.num_heads} key/value heads of {self.mla.head_dim}, found "
+                    f"{self.num_kv_heads} of {self.head_dim}"
+                )
+            check_latent_rope(self.rope_parameters)
         return self
+
+    @property
+    def value_dim(self) -> int:
+        """Return the width of one value head."""
+        return self.head_dim if self.mla is None else self.mla.v_head_dim
 
     @classmethod
     def for_target(
@@ -84,15 +103,11 @@ class DrafterArchitecture(Section):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every trainable or saved tensor, by name."""
         D, F = self.hidden_size, self.intermediate_size
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         return {
             "fc.weight": (D, len(self.aux_layers) * D),
             "layer.input_layernorm.weight": (D,),
             "layer.hidden_norm.weight": (D,),
-            "layer.self_attn.q_proj.weight": (queries, 2 * D),
-            "layer.self_attn.k_proj.weight": (keys, 2 * D),
-            "layer.self_attn.v_proj.weight": (keys, 2 * D),
-            "layer.self_attn.o_proj.weight": (D, queries),
+            **{f"layer.self_attn.{name}.weight": shape for name, shape in self._attention_shapes().items()},
             "layer.post_attention_layernorm.weight": (D,),
             "layer.mlp.gate_proj.weight": (F, D),
             "layer.mlp.up_proj.weight": (F, D),
@@ -100,6 +115,13 @@ class DrafterArchitecture(Section):
             "norm.weight": (D,),
             "lm_head.weight": (self.draft_vocab_size, D),
         }
+
+    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
+        D = self.hidden_size
+        if self.mla is not None:
+            return self.mla.shapes(D, self.num_heads)
+        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        return {"q_proj": (queries, 2 * D), "k_proj": (keys, 2 * D), "v_proj": (keys, 2 * D), "o_proj": (D, queries)}
 
 
 def refuse_scaled_logits(target: Mapping[str, Any]) -> None:
@@ -120,10 +142,13 @@ def refuse_scaled_logits(target: Mapping[str, Any]) -> None:
         )
 
 
-def _heads(text: Mapping[str, Any], wanted: DrafterConfig) -> dict[str, int]:
-    """Return the attention's sizes: the target's, but for an MLA target, whose heads have no one width."""
+def _heads(text: Mapping[str, Any], wanted: DrafterConfig) -> dict[str, Any]:
+    """Return the attention's sizes: the target's, but with mha of an MLA target, whose heads have no one width."""
+    if wanted.attention == "mla":
+        heads, mla = wanted.num_heads or text["num_attention_heads"], latent_sizes(text, wanted)
+        return {"num_heads": heads, "num_kv_heads": heads, "head_dim": mla.head_dim, "mla": mla}
     if text.get("kv_lora_rank"):
-        width = wanted.head_dim or min(MLA_HEAD_DIM, text["hidden_size"])
+        width = wanted.head_dim or min(MHA_OF_MLA_HEAD_DIM, text["hidden_size"])
         heads = wanted.num_heads or max(1, text["hidden_size"] // width)
         return {"num_heads": heads, "num_kv_heads": wanted.num_kv_heads or heads, "head_dim": width}
     return {

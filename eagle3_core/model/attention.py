@@ -1,6 +1,7 @@
 """One softmax over a document's true history and a chain's own keys.
 
-Letters: N token rows, R chain rows, k own keys per chain, H query heads, G key and value heads, d head width.
+Letters: N token rows, R chain rows, k own keys per chain, H query heads, G key and value heads, d width of a query or
+key head, e of a value head (d but with MLA).
 
 `merged` runs PyTorch's flash kernel over the history and folds the own keys in by the log of the softmax denominator;
 its backward pass hands the kernel the denominator of the whole softmax, so that nothing is approximated. It is the way
@@ -98,7 +99,7 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Step-0 keys and values [N, G, d], and which rows belong together."""
+    """Step-0 keys [N, G, d] and values [N, G, e], and which rows belong together."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -108,13 +109,13 @@ class History:
 def attend(
     queries: torch.Tensor, history: History, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return attention's output [R, H*d].
+    """Return attention's output [R, H*e].
 
     Args:
         queries: [R, H, d].
         history: What every chain of a document shares, up to its own slot.
         keys: The chain's own, k times [R, G, d].
-        values: The same.
+        values: The same, [R, G, e].
     """
     if queries.is_cuda and queries.dtype not in HALF:
         return dense(queries, history, keys, values).flatten(1)
@@ -125,7 +126,7 @@ def attend(
 def dense(
     queries: torch.Tensor, history: History, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
 ) -> torch.Tensor:
-    """Return [R, H, d] by writing out the scores, document by document."""
+    """Return [R, H, e] by writing out the scores, document by document."""
     groups = queries.shape[1] // history.keys.shape[1]
     scaled = queries.transpose(0, 1) / math.sqrt(queries.shape[-1])
     shared_keys, shared_values = (flash.by_head(tensor, groups) for tensor in (history.keys, history.values))
@@ -177,7 +178,7 @@ class _Merged(torch.autograd.Function):
 def fold(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, out: torch.Tensor, logs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add own keys and values [R, k, G, d] to a softmax whose output [R, H, d] and log denominator [R, H] are known."""
+    """Add own keys [R, k, G, d] and values [R, k, G, e] to a softmax of output [R, H, e] and log denominator [R, H]."""
     scores = _scores(queries, keys)
     whole = torch.cat((logs[:, None], scores), dim=1).logsumexp(1)
     grouped = (scores - whole[:, None]).exp().unflatten(2, (values.shape[2], -1))[..., None]
@@ -196,7 +197,7 @@ def unfold(
         queries: [R, H, d].
         keys: The chains' own.
         values: The same.
-        out: Output of the whole softmax, [R, H, d].
+        out: Output of the whole softmax, [R, H, e].
         logs: Its log denominator, [R, H].
         grad: Gradient of `out`.
         of_queries: The part of the queries' gradient that the history gave.

@@ -1,8 +1,8 @@
 """Eagle3Drafter: fuse aux hidden states, one decoder layer over (embedding, carried state), draft-vocab head.
 
-Letters: N token rows, D width, A aux layers, V target vocab, U draft vocab, H query heads, G key/value heads, d head
-width. The arithmetic is that of SGLang's `LlamaForCausalLMEagle3`; parameters are called as in
-`architecture.parameter_shapes`.
+Letters: N token rows, D width, A aux layers, V target vocab, U draft vocab, H query heads, G key/value heads, d width
+of a query or key head, e of a value head. The arithmetic is that of SGLang's `LlamaForCausalLMEagle3`, with MLA that of
+its `Eagle3DeepseekV2ForCausalLM`; parameters are called as in `architecture.parameter_shapes`.
 """
 
 from __future__ import annotations
@@ -14,41 +14,13 @@ from torch import nn
 from torch.nn import functional
 
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.heads import Attention, LatentAttention, RmsNorm, Rope
 from eagle3_core.model.matrices import Matrices
-from eagle3_core.model.pointwise import rms_norm, swiglu, turn
+from eagle3_core.model.pointwise import swiglu
 from eagle3_core.model.rope import inverse_frequencies
 
 NORMAL_STD = 0.02
 ALL = slice(None)
-
-Rope = tuple[torch.Tensor, torch.Tensor]
-
-
-class RmsNorm(nn.Module):
-    """RMS norm, computed in float32 whatever the precision around it."""
-
-    def __init__(self, width: int, eps: float) -> None:
-        """Start as the plain norm."""
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self._eps = eps
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """Return `states` [..., width], normed, in its own dtype."""
-        return rms_norm(states, self.weight, self._eps)
-
-
-class Attention(nn.Module):
-    """The projections, q, k and v side by side; who attends to whom is the unroll's business."""
-
-    def __init__(self, sizes: DrafterArchitecture) -> None:
-        """Allocate q, k, v over [embedding, carried state] and o."""
-        super().__init__()
-        D, width = sizes.hidden_size, sizes.head_dim
-        self.q_proj = nn.Linear(2 * D, sizes.num_heads * width, bias=False)
-        self.k_proj = nn.Linear(2 * D, sizes.num_kv_heads * width, bias=False)
-        self.v_proj = nn.Linear(2 * D, sizes.num_kv_heads * width, bias=False)
-        self.o_proj = nn.Linear(sizes.num_heads * width, D, bias=False)
 
 
 class Mlp(nn.Module):
@@ -70,7 +42,7 @@ class Layer(nn.Module):
         super().__init__()
         self.input_layernorm = RmsNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.hidden_norm = RmsNorm(sizes.hidden_size, sizes.rms_norm_eps)
-        self.self_attn = Attention(sizes)
+        self.self_attn = Attention(sizes) if sizes.mla is None else LatentAttention(sizes, sizes.mla)
         self.post_attention_layernorm = RmsNorm(sizes.hidden_size, sizes.rms_norm_eps)
         self.mlp = Mlp(sizes)
 
@@ -129,43 +101,39 @@ class Eagle3Drafter(nn.Module):
         return out
 
     def rope(self, positions: torch.Tensor) -> Rope:
-        """Return cos and signed sin [N, d] in float32 for positions [N], as `pointwise.turn` takes them."""
+        """Return cos and signed sin in float32 for positions [N], as the attention takes them."""
         angles = positions[:, None].float() * self._frequencies
-        cos, sin = angles.cos() * self._rope_factor, angles.sin() * self._rope_factor
-        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+        return self.layer.self_attn.rope(angles.cos() * self._rope_factor, angles.sin() * self._rope_factor)
 
     def read(self, embedded: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the parts of q, k and v [N, h*d] that the token's embedding [N, D] decides, at every TTT step."""
+        """Return the parts of the attention's first projections that the embedding [N, D] decides, at every TTT step.
+
+        Keys are the attention's own: q, k and v, or q and the latent c with MLA. Each is [N, rows of its matrix].
+        """
         return self._project("qkv", embedded, slice(0, self.sizes.hidden_size))
 
     def heads(
         self, wanted: str, read: Mapping[str, torch.Tensor], normed: torch.Tensor, rope: Rope
     ) -> dict[str, torch.Tensor]:
-        """Return those of q [N, H, d], k and v [N, G, d] that are `wanted`, for example "kv"; q and k are rotated.
+        """Return those of q [N, H, d], k [N, G, d] and v [N, G, e] that are `wanted`: "q", "kv" or "qkv".
 
         Args:
             wanted: Their letters.
-            read: The embedding's part of each.
+            read: The embedding's part of each of `layer.self_attn.first(wanted)`.
             normed: Normed carried states [N, D].
             rope: Of the rows' positions.
         """
         own = self._project(wanted, normed, slice(self.sizes.hidden_size, None))
-        width = self.sizes.head_dim
-        return {
-            name: (read[name] + own[name]).unflatten(-1, (-1, width))
-            if name == "v"
-            else turn(read[name], own[name], *rope, own[name].shape[-1] // width)
-            for name in wanted
-        }
+        return self.layer.self_attn.heads(read, own, rope, self.multiply)
 
     def _project(self, wanted: str, states: torch.Tensor, columns: slice) -> dict[str, torch.Tensor]:
-        sizes = self.sizes
-        rows = [sizes.head_dim * (sizes.num_heads if name == "q" else sizes.num_kv_heads) for name in wanted]
-        out = self.multiply(states, [f"layer.self_attn.{name}_proj.weight" for name in wanted], columns)
-        return dict(zip(wanted, out.split(rows, dim=-1), strict=True))
+        names = self.layer.self_attn.first(wanted)
+        matrices = [f"layer.self_attn.{name}.weight" for name in names.values()]
+        rows = [len(self.get_parameter(name)) for name in matrices]
+        return dict(zip(names, self.multiply(states, matrices, columns).split(rows, dim=-1), strict=True))
 
     def finish(self, carried: torch.Tensor, attended: torch.Tensor) -> torch.Tensor:
-        """Return the next carried state [N, D], before the last norm, from attention's output [N, H*d].
+        """Return the next carried state [N, D], before the last norm, from attention's output [N, H*e].
 
         The residual is the carried state before its norm.
         """

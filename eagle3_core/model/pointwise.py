@@ -68,6 +68,25 @@ def turn(read: torch.Tensor, own: torch.Tensor, cos: torch.Tensor, sin: torch.Te
     return turned.to(states.dtype)
 
 
+@fused(1, 1, 1)
+def turn_tail(heads: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, scale: float) -> torch.Tensor:
+    """Return heads [R, h, d] times `scale`, the last r columns of each rotated.
+
+    Neighbours are paired as in DeepSeek: `cos` [R, r] is the same for both, `sin` too, negative in the first.
+    """
+    plain, tail = heads.split([heads.shape[-1] - cos.shape[-1], cos.shape[-1]], dim=-1)
+    turned = tail * cos[:, None] + tail.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin[:, None]
+    return (torch.cat((plain.to(turned.dtype), turned), dim=-1) * scale).to(heads.dtype)
+
+
+@fused(1, 1, 1, 1)
+def join_keys(keys: torch.Tensor, shared: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Return keys [R, h, d - r] with `shared` [R, r], rotated as in `turn_tail`, behind each head: [R, h, d]."""
+    turned = shared * cos + shared.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sin
+    behind = turned.to(keys.dtype)[:, None].expand(-1, keys.shape[1], -1)
+    return torch.cat((keys, behind), dim=-1)
+
+
 def pick(states: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """Return `states[rows]`; no two `rows` are the same, so its gradient is a copy and not a sum."""
     picked: Callable[..., torch.Tensor] = _Pick.apply

@@ -90,7 +90,7 @@ def unroll(
         rope = drafter.rope(chains.positions[rows] + step)
         token = (rows + step) % len(input_ids)  # past the end there is no label, and no two rows read the same
         wanted = "qkv" if step else "q"
-        seen = {name: pick(read[name], token) for name in wanted}
+        seen = {name: pick(read[name], token) for name in drafter.layer.self_attn.first(wanted)}
         heads = drafter.heads(wanted, seen, normed, rope)
         if step:
             own_keys.append(heads["k"])

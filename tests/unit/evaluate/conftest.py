@@ -37,13 +37,14 @@ class World:
     ends: TargetEnds
     samples: list[HeldOut]
     directory: object
+    sizes: DrafterArchitecture = SIZES
 
     def reference(self, **changes: torch.Tensor) -> Reference:
         """Export, with some tensors changed on the way, and load as SGLang does."""
         config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "max_position_embeddings": 512}
-        target = TargetFacts(config, "target", lambda: SIZES.target_sha256)
+        target = TargetFacts(config, "target", lambda: self.sizes.target_sha256)
         shutil.rmtree(self.directory)
-        export_drafter(self.directory, self.own, self.vocab, SIZES, target, "float32", "world")
+        export_drafter(self.directory, self.own, self.vocab, self.sizes, target, "float32", "world")
         if changes:
             path = self.directory / "model.safetensors"
             save_file({**load_file(path), **changes}, path)
@@ -54,7 +55,7 @@ class World:
         path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
     def network(self) -> Eagle3Drafter:
-        network = Eagle3Drafter(SIZES, self.ends.embedding)
+        network = Eagle3Drafter(self.sizes, self.ends.embedding)
         network.load_state_dict(self.own)
         return network
 
@@ -109,3 +110,20 @@ def world(tmp_path) -> World:
     own["lm_head.weight"] = head[kept]
     vocab = {"d2t": kept - torch.arange(kept.numel()), "t2d": flags}
     return World(own, vocab, TargetEnds(embedding, head), [sample(seed) for seed in range(12)], tmp_path)
+
+
+LATENT = {"q_lora_rank": 12, "kv_lora_rank": 10, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7}
+YARN = {"rope_type": "yarn", "rope_theta": 10.0, "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7,
+        "mscale_all_dim": 1.0}  # fmt: skip
+
+
+@pytest.fixture
+def latent_world(world) -> World:
+    """The same world with a drafter that has MLA and knows nothing."""
+    heads = {"num_heads": 3, "num_kv_heads": 3, "head_dim": 10, "mla": LATENT, "rope_parameters": YARN}
+    world.sizes = DrafterArchitecture.parse({**SIZES.model_dump(), **heads}, "latent world")
+    generator = torch.Generator().manual_seed(3)
+    world.own = {
+        name: torch.randn(shape, generator=generator) / 2 for name, shape in world.sizes.parameter_shapes().items()
+    }
+    return world

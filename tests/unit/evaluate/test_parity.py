@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from eagle3_core.errors import ParityError
+from eagle3_core.evaluate.loaders import LLAMA, load
 from eagle3_core.evaluate.parity import (
     MAX_LOGIT_DIFFERENCE,
     MIN_CONTROL_LOSS,
@@ -15,7 +16,7 @@ from eagle3_core.evaluate.parity import (
     require,
     trained_logits,
 )
-from eagle3_core.evaluate.reference import Reference, load_as_sglang
+from eagle3_core.evaluate.reference import Reference
 
 DEPTH = 5
 
@@ -138,9 +139,8 @@ def test_no_sample_to_compare_on_is_an_error(world):
 def test_names_sglang_understands_are_understood(world, old, new):
     world.reference()
     tensors = load_file(world.directory / "model.safetensors")
-    assert set(load_as_sglang({name.replace(old, new): t for name, t in tensors.items()}, "here")) == set(
-        load_as_sglang(tensors, "here")
-    )
+    renamed = {name.replace(old, new): tensor for name, tensor in tensors.items()}
+    assert set(load(renamed, LLAMA, "here")) == set(load(tensors, LLAMA, "here"))
 
 
 @pytest.mark.parametrize(("old", "new"), [("midlayer.", "layer."), ("fc.", "_orig_mod.fc."), ("lm_head.", "head.")])

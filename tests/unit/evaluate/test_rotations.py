@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from eagle3_core.errors import ParityError
-from eagle3_core.evaluate.rotations import rotations
+from eagle3_core.evaluate.rotations import latent_rotations, latent_scale, rotations
 from eagle3_core.export.rope import write_rope
 
 WIDTH, LONGEST = 32, 4096
@@ -54,3 +54,25 @@ def test_another_kind_or_a_missing_number_is_an_error_not_a_guess():
         rotations({"rope_parameters": {"rope_type": "longrope"}, "max_position_embeddings": 8}, positions, WIDTH)
     with pytest.raises(ParityError, match="expected the key 'factor'"):
         rotations({"rope_parameters": {"rope_type": "yarn"}, "max_position_embeddings": 8}, positions, WIDTH)
+
+
+@pytest.mark.parametrize("kind", ["default", "yarn", "yarn, scaled", "yarn, other bounds", "yarn, steep"])
+def test_each_kind_that_drafters_with_mla_have_turns_and_scales_as_in_transformers(kind):
+    from transformers import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Attention, DeepseekV3RotaryEmbedding
+
+    rope = {**KINDS[kind], "rope_theta": 10000.0}
+    theirs = DeepseekV3Config(hidden_size=64, num_attention_heads=2, qk_rope_head_dim=WIDTH, q_lora_rank=8,
+                              kv_lora_rank=8, max_position_embeddings=LONGEST, rope_parameters=dict(rope))  # fmt: skip
+    config, positions = {**write_rope(rope), "max_position_embeddings": LONGEST}, torch.arange(LONGEST)
+    wanted = DeepseekV3RotaryEmbedding(theirs)(torch.zeros(1), positions[None])
+    for found, whole in zip(latent_rotations(config, positions, WIDTH), wanted, strict=True):
+        torch.testing.assert_close(found, whole[0, :, : WIDTH // 2], atol=1e-3, rtol=0)
+    width = theirs.qk_nope_head_dim + WIDTH
+    assert latent_scale(config) * width**-0.5 == pytest.approx(DeepseekV3Attention(theirs, 0).scaling)
+
+
+def test_rope_that_the_class_with_mla_would_take_for_yarn_is_refused():
+    for rope in (KINDS["llama3"], KINDS["linear"], KINDS["yarn, old context not told"]):
+        with pytest.raises(ParityError, match="export again"):
+            latent_rotations({"rope_parameters": {**rope, "rope_theta": 1e4}}, torch.arange(4), WIDTH)

@@ -92,7 +92,7 @@ def test_a_tied_target_does_not_tie_the_drafter_and_its_positions_are_the_drafte
     assert config["draft_vocab_size"] == 4
     assert config["torch_dtype"] == "bfloat16"
     assert (config["bos_token_id"], config["eos_token_id"]) == (1, 2)
-    assert config["architectures"] == [DIALECTS[to].architecture]
+    assert config["architectures"] == [DIALECTS[to].mha.architecture]
 
 
 @pytest.mark.parametrize("spelled", [{}, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},

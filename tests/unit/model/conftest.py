@@ -18,10 +18,17 @@ class Packed:
     last: torch.Tensor
 
 
-@pytest.fixture
-def sizes() -> DrafterArchitecture:
+MHA = {"num_kv_heads": 2, "head_dim": 8}
+MLA = {
+    "num_kv_heads": 4, "head_dim": 10,
+    "mla": {"q_lora_rank": 12, "kv_lora_rank": 9, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 7},
+}  # fmt: skip
+
+
+@pytest.fixture(params=[MHA, MLA], ids=["mha", "mla"])
+def sizes(request: pytest.FixtureRequest) -> DrafterArchitecture:
     return DrafterArchitecture(
-        hidden_size=32, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, rms_norm_eps=1e-5,
+        hidden_size=32, intermediate_size=48, num_heads=4, **request.param, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, max_position_embeddings=128, vocab_size=50,
         draft_vocab_size=20, aux_layers=(0, 1, 3), target_sha256="0" * 64, target_class="LlamaForCausalLM",
     )  # fmt: skip

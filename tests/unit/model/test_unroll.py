@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 
@@ -14,61 +12,10 @@ from eagle3_core.model.pointwise import turn as turn_heads
 from eagle3_core.model.unroll import Chains, unroll
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.optim import AdamW, StepSums
+from tests.unit.model.conftest import MHA
+from tests.unit.model.decoders import decoder_of
 
 STEPS = 5
-
-
-def rms(x, weight, eps=1e-5):
-    return x / torch.sqrt((x * x).mean() + eps) * weight
-
-
-def turn(x, position, theta=10000.0):
-    """Rotate one head vector, pair by pair."""
-    half = len(x) // 2
-    out = x.clone()
-    for i in range(half):
-        angle = position * theta ** (-2 * i / len(x))
-        a, b = x[i], x[i + half]
-        out[i], out[i + half] = a * math.cos(angle) - b * math.sin(angle), b * math.cos(angle) + a * math.sin(angle)
-    return out
-
-
-class CachedDecoder:
-    """One token at a time; the cache is a list of (key heads, value heads)."""
-
-    def __init__(self, drafter):
-        self.p = {name: value.detach() for name, value in drafter.named_parameters()}
-        self.embedding, self.sizes = drafter.embed_tokens, drafter.sizes
-
-    def step(self, token, carried, position, cache):
-        p, d = self.p, self.sizes.head_dim
-        state = torch.cat((
-            rms(self.embedding[token], p["layer.input_layernorm.weight"]), rms(carried, p["layer.hidden_norm.weight"]),
-        ))  # fmt: skip
-        q, k, v = ((p[f"layer.self_attn.{n}_proj.weight"] @ state).view(-1, d) for n in "qkv")
-        cache.append((torch.stack([turn(head, position) for head in k]), v))
-        heads = []
-        for h in range(self.sizes.num_heads):
-            g = h // (self.sizes.num_heads // self.sizes.num_kv_heads)
-            query = turn(q[h], position)
-            scores = torch.stack([query @ keys[g] / math.sqrt(d) for keys, _ in cache])
-            heads.append(sum(w * values[g] for w, (_, values) in zip(scores.softmax(0), cache, strict=True)))
-        residual = carried + p["layer.self_attn.o_proj.weight"] @ torch.cat(heads)
-        inner = rms(residual, p["layer.post_attention_layernorm.weight"])
-        gate = torch.nn.functional.silu(p["layer.mlp.gate_proj.weight"] @ inner)
-        out = residual + p["layer.mlp.down_proj.weight"] @ (gate * (p["layer.mlp.up_proj.weight"] @ inner))
-        return out, p["lm_head.weight"] @ rms(out, p["norm.weight"])
-
-    def chain(self, ids, aux, slot, steps):
-        """Prefill slots 0..slot from true hidden states, then go on with the own output as carried state."""
-        cache, logits = [], []
-        for t in range(slot + 1):
-            carried, z = self.step(ids[t + 1], self.p["fc.weight"] @ aux[t], t, cache)
-        logits.append(z)
-        for k in range(1, steps):
-            carried, z = self.step(ids[slot + 1 + k], carried, slot + k, cache)
-            logits.append(z)
-        return logits
 
 
 def all_logits(drafter, ids, aux, chains, steps=STEPS):
@@ -89,7 +36,7 @@ def test_every_supervised_logit_equals_cached_decoding_at_every_depth(drafter, p
     chains = Chains.build(packed.loss_mask, packed.lengths)
     with torch.no_grad():
         found = all_logits(drafter, packed.input_ids, packed.aux, chains)
-    decoder, row, compared, start = CachedDecoder(drafter), 0, 0, 0
+    decoder, row, compared, start = decoder_of(drafter), 0, 0, 0
     for length in packed.lengths:
         part = slice(start, start + length)
         ids, aux, mask = packed.input_ids[part], packed.aux[part], packed.loss_mask[part]
@@ -152,6 +99,7 @@ def test_a_slot_does_not_see_what_comes_after_its_token(drafter, packed):
     assert grad[slot + 1 :].abs().max() == 0
 
 
+@pytest.mark.parametrize("sizes", [MHA], indirect=True)
 @pytest.mark.parametrize("rope", [
     {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0},
     {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
