@@ -251,8 +251,23 @@ def _check_config(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]
         "width of fc": (weights["model.fc.weight"].shape[1], len(aux) * int(config["hidden_size"])),
     }
     if config["architectures"] == [LATENT]:
-        # Absent it means true to SGLang; false would pair halves.
-        facts["rope_interleave"] = (config.get("rope_interleave", True), True)
+        facts |= _latent_facts(config, weights)
     for name, (found, wanted) in facts.items():
         if found != wanted:
             raise ParityError(f"{where}: {name}: expected {wanted}, found {found}; export again")
+
+
+def _latent_facts(config: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> dict[str, tuple[Any, Any]]:
+    """Return what of the config must fit the weights of a drafter with MLA: what is found, and what is wanted."""
+    heads, plain, turned, wide = (
+        int(config[name]) for name in ("num_attention_heads", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    )
+    latents = int(config["q_lora_rank"]) + int(config["kv_lora_rank"])
+    rows = {name: len(weights[f"{MIDLAYER}self_attn.{name}.weight"]) for name in ("q_b_proj", "kv_b_proj")}
+    return {
+        # Absent it means true to SGLang; false would pair halves.
+        "rope_interleave": (config.get("rope_interleave", True), True),
+        "rows of q_a and kv_a": (len(weights[FUSED_A]), latents + turned),
+        "rows of q_b": (rows["q_b_proj"], heads * (plain + turned)),
+        "rows of kv_b": (rows["kv_b_proj"], heads * (plain + wide)),
+    }

@@ -41,7 +41,6 @@ def test_each_quiet_mistake_moves_the_logits(latent_world):
     {"rope_parameters": {"rope_type": "default", "rope_theta": 10.0}}, {"rms_norm_eps": 0.01},
     {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10.0, "factor": 4.0,
                          "original_max_position_embeddings": 16, "mscale": 0.7}},
-    {"qk_nope_head_dim": 7, "v_head_dim": 6},
     "q and kv latents swapped", "norm of the queries' latent", "heads of kv_b",
 ])  # fmt: skip
 def test_a_mistake_in_the_export_fails_on_logits(latent_world, mistake):
@@ -83,7 +82,8 @@ def test_names_the_class_would_drop_are_refused(latent_world, old, new):
 
 
 @pytest.mark.parametrize("changes", [
-    {"rope_interleave": False}, {"tie_word_embeddings": True}, {"draft_vocab_size": 64},
+    {"rope_interleave": False}, {"qk_nope_head_dim": 7, "v_head_dim": 6}, {"v_head_dim": 8}, {"kv_lora_rank": 9},
+    {"tie_word_embeddings": True}, {"draft_vocab_size": 64},
     {"architectures": ["LlamaForCausalLMEagle3"]}, {"architectures": ["DeepseekV3ForCausalLM"]},
 ])  # fmt: skip
 def test_a_config_that_contradicts_the_weights_is_refused(latent_world, changes):
