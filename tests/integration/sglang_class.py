@@ -23,24 +23,33 @@ def single_process():
     parallel_state.initialize_model_parallel(backend="gloo")
 
 
+def together(tensors):
+    """Yield the tensors one by one, but the two that the class with MLA makes one parameter of as one."""
+    first = {key: tensor for key, tensor in tensors.items() if "q_a_proj" in key or "kv_a_proj_with_mqa" in key}
+    return [*([first] if first else []), *({key: tensors[key]} for key in tensors if key not in first)]
+
+
 def probe(directory: Path) -> dict:
     import torch
     from safetensors.torch import load_file
+    from sglang.srt.models.kimi_k25_eagle3 import Eagle3DeepseekV2ForCausalLM
     from sglang.srt.models.llama_eagle3 import LlamaForCausalLMEagle3
     from transformers import AutoConfig
 
     torch.set_default_dtype(torch.float32)
-    model = LlamaForCausalLMEagle3(AutoConfig.from_pretrained(directory))
+    config = AutoConfig.from_pretrained(directory)
+    classes = {kind.__name__: kind for kind in (LlamaForCausalLMEagle3, Eagle3DeepseekV2ForCausalLM)}
+    model = classes[config.architectures[0]](config)
     parameters = dict(model.named_parameters())
     touched = {}
     for parameter in parameters.values():
         parameter.data.fill_(float("nan"))
-    for key, tensor in load_file(directory / "model.safetensors").items():
+    for group in together(load_file(directory / "model.safetensors")):
         before = {name: parameter.isnan().sum().item() for name, parameter in parameters.items()}
         had_map = model.hot_token_id is not None
-        model.load_weights([(key, tensor)])
+        model.load_weights(group.items())
         now = [name for name, parameter in parameters.items() if parameter.isnan().sum().item() != before[name]]
-        touched[key] = now + ([] if had_map or model.hot_token_id is None else ["hot_token_id"])
+        touched |= dict.fromkeys(group, now + ([] if had_map or model.hot_token_id is None else ["hot_token_id"]))
     return {
         "required": {name: list(parameter.shape) for name, parameter in parameters.items()},
         "touched": touched,

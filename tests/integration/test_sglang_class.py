@@ -16,6 +16,7 @@ from tests.unit.export import tiny
 SCRIPT = Path(__file__).with_name("sglang_class.py")
 SOURCES = ("own", "vllm", "speculators", "automodel")
 LEFT = "blocks"
+LATENT = ("sglang", "sglang-new", "modelopt")
 READ_BY_SGLANG = ("sglang", "sglang-new", "specforge", "eagle", "modelopt", "automodel")
 
 
@@ -40,6 +41,10 @@ def loaded(tmp_path_factory):
         made[name, "sglang"] = remap(source, root / f"{name}-sglang", "sglang", target=tiny.target()).out
     for to in READ_BY_SGLANG:
         made["own", to] = remap(root / "from-own", root / f"own-to-{to}", to, target=tiny.target()).out
+    own = tiny.tensors("own", dtype=torch.float32, mla=True)
+    tiny.write(root / "latent", "own", own, **tiny.latent("own"))
+    for to in LATENT:
+        made["mla", to] = remap(root / "latent", root / f"mla-to-{to}", to, target=tiny.target()).out
     made["no", "remap"] = tiny.write(root / "blocks", "sglang", {
         key.replace("midlayer.", "blocks.0."): value
         for key, value in tiny.tensors("sglang", dtype=torch.float32).items()
@@ -47,7 +52,8 @@ def loaded(tmp_path_factory):
     return dict(zip(made, probe(made.values()), strict=True))
 
 
-@pytest.mark.parametrize("name", [(name, "sglang") for name in SOURCES] + [("own", to) for to in READ_BY_SGLANG])
+@pytest.mark.parametrize("name", [(name, "sglang") for name in SOURCES] + [("own", to) for to in READ_BY_SGLANG]
+                         + [("mla", to) for to in LATENT])  # fmt: skip
 def test_every_parameter_is_filled_and_every_key_is_used(name, loaded):
     found = loaded[name]
     # The embedding is the target's: SGLang replaces it after loading.
@@ -64,6 +70,16 @@ def test_the_class_asks_for_the_shapes_we_check(loaded):
     assert required["lm_head.weight"][0] >= len(tiny.USED)
     assert required["model.layers.0.self_attn.qkv_proj.weight"] == [(tiny.H + 2 * tiny.G) * tiny.WIDTH, 2 * tiny.D]
     assert required["model.layers.0.mlp.gate_up_proj.weight"] == [2 * tiny.F, tiny.D]
+
+
+def test_the_class_with_mla_asks_for_the_shapes_we_check(loaded):
+    required = loaded["mla", "sglang"]["required"]
+    attention = {name.rsplit(".", 2)[1]: shape for name, shape in required.items() if "self_attn" in name}
+    first = [tiny.LATENT_PARTS[f"self_attn.{name}"] for name in ("q_a_proj", "kv_a_proj_with_mqa")]
+    assert attention.pop("fused_qkv_a_proj_with_mqa") == [first[0][0] + first[1][0], 2 * tiny.D]
+    assert attention == {
+        name.removeprefix("self_attn."): list(shape) for name, shape in tiny.LATENT_PARTS.items() if shape not in first
+    }
 
 
 def test_the_test_sees_what_the_class_drops_and_leaves(loaded):

@@ -64,15 +64,6 @@ def test_layers_under_a_prefix_nobody_has(tmp_path, refused):
     assert "blocks.0." in refused(tiny.write(tmp_path / "in", "sglang", values))
 
 
-def test_a_drafter_with_mla_is_called_one(tmp_path, refused):
-    latent = {f"midlayer.self_attn.{name}.weight": torch.zeros(1) for name in ("kv_a_proj_with_mqa", "kv_b_proj")}
-    plain = {
-        key: value for key, value in tiny.tensors("sglang").items() if ".k_proj" not in key and ".v_proj" not in key
-    }
-    line = refused(tiny.write(tmp_path / "in", "sglang", {**plain, **latent}), "vllm")
-    assert "kv_a_proj_with_mqa.weight, so an MLA drafter" in line
-
-
 def test_two_spellings_of_the_layer_in_one_file(tmp_path, refused):
     both = {**tiny.tensors("sglang"), **tiny.tensors("vllm")}
     assert "layers.0.* and midlayer.*" in refused(tiny.write(tmp_path / "in", "sglang", both))

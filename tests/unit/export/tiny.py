@@ -8,10 +8,6 @@ from safetensors.torch import load_file, save_file
 
 from eagle3_core.export.plan import TargetFacts
 
-LAYER = [
-    "hidden_norm", "input_layernorm", "mlp.down_proj", "mlp.gate_proj", "mlp.up_proj", "post_attention_layernorm",
-    "self_attn.k_proj", "self_attn.o_proj", "self_attn.q_proj", "self_attn.v_proj",
-]  # fmt: skip
 PREFIXES = {
     "own": ("layer.", ""),
     "sglang": ("midlayer.", ""),
@@ -32,6 +28,14 @@ SHAPES = {
     "mlp.down_proj": (D, F), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "self_attn.k_proj": (G * WIDTH, 2 * D),
     "self_attn.v_proj": (G * WIDTH, 2 * D), "self_attn.q_proj": (H * WIDTH, 2 * D), "self_attn.o_proj": (D, H * WIDTH),
 }  # fmt: skip
+LATENT = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 3, "qk_rope_head_dim": 2, "v_head_dim": 7}
+LATENT_PARTS = {
+    "self_attn.q_a_proj": (6, 2 * D), "self_attn.kv_a_proj_with_mqa": (5 + 2, 2 * D), "self_attn.q_a_layernorm": (6,),
+    "self_attn.kv_a_layernorm": (5,), "self_attn.q_b_proj": (H * (3 + 2), 6), "self_attn.kv_b_proj": (H * (3 + 7), 5),
+    "self_attn.o_proj": (D, H * 7),
+}  # fmt: skip
+YARN = {"factor": 4.0, "original_max_position_embeddings": 64, "mscale": 1.0, "mscale_all_dim": 1.0}
+LATENT_DIALECTS = ("own", "sglang", "sglang-new", "vllm", "modelopt")
 TARGET = {
     "architectures": ["LlamaForCausalLM"], "hidden_size": D, "vocab_size": V, "num_hidden_layers": LAYERS,
     "max_position_embeddings": 4096, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
@@ -42,14 +46,16 @@ def target(**changes) -> TargetFacts:
     return TargetFacts({**TARGET, **changes}, "the target", lambda: "a" * 64)
 
 
-def tensors(name: str, used=tuple(USED), dtype=torch.bfloat16, seed=0) -> dict[str, torch.Tensor]:
+def tensors(name: str, used=tuple(USED), dtype=torch.bfloat16, seed=0, mla=False) -> dict[str, torch.Tensor]:
     layer, root = PREFIXES[name]
     generator = torch.Generator().manual_seed(seed)
-    values = {part: torch.randn(shape, generator=generator).to(dtype) for part, shape in SHAPES.items()}
+    shapes = {part: shape for part, shape in SHAPES.items() if not (mla and "self_attn" in part)}
+    shapes |= LATENT_PARTS if mla else {}
+    values = {part: torch.randn(shape, generator=generator).to(dtype) for part, shape in shapes.items()}
     head = torch.randn((len(used), D), generator=generator).to(dtype)
     flags = torch.zeros(V, dtype=torch.bool)
     flags[list(used)] = True
-    found = {f"{layer}{part}.weight": values[part] for part in LAYER}
+    found = {f"{layer}{part}.weight": values[part] for part in sorted(values) if part not in ("fc", "norm")}
     found |= {f"{root}fc.weight": values["fc"], f"{root}norm.weight": values["norm"], "lm_head.weight": head}
     found["d2t"] = torch.tensor(used) - torch.arange(len(used))
     return found if name == "modelopt" else {**found, "t2d": flags}
@@ -61,6 +67,16 @@ def llama(**changes) -> dict:
         "num_attention_heads": H, "num_key_value_heads": G, "head_dim": WIDTH, "hidden_act": "silu",
         "rms_norm_eps": 1e-5, "vocab_size": V, "max_position_embeddings": 512, "rope_theta": 5e5, **changes,
     }  # fmt: skip
+
+
+def latent(name: str, **changes) -> dict:
+    """Return what a config of that dialect says otherwise of a drafter with MLA, in Kimi's own words."""
+    if name == "own":
+        rope = {"rope_type": "yarn", "rope_theta": 5e5, **YARN}
+        return {"num_kv_heads": H, "head_dim": 5, "mla": LATENT, "schema_version": "eagle3/drafter/2",
+                "rope_parameters": rope, **changes}  # fmt: skip
+    return {"architectures": ["Eagle3DeepseekV2ForCausalLM"], "model_type": "kimi_k2", "num_key_value_heads": H,
+            "head_dim": None, **LATENT, "rope_scaling": {"type": "yarn", **YARN}, **changes}  # fmt: skip
 
 
 def config(name: str, **changes) -> dict:

@@ -144,9 +144,13 @@ def extend_attention_cpu(
     extend_start_loc, max_len_extend, sm_scale, logit_cap, is_cross=False, sliding_window=0, encoder_lens=None,
     sinks=None, tree_mask=None, is_causal=True,
 ):  # fmt: skip
-    """Let the new tokens of every request attend to its cached tokens and, causally or along a tree, to each other."""
+    """Let the new tokens of every request attend to its cached tokens and, causally or along a tree, to each other.
+
+    Where the cache holds MLA's latents and the keys come written out, nothing but the new tokens may be there.
+    """
     _refuse(is_cross, sinks, k_scale, v_scale)
-    heads, width = k_buf.shape[1], q.shape[-1]
+    width, written_out = q.shape[-1], k is not None and q.shape[-1] != k_buf.shape[-1]
+    heads = k.shape[1] if written_out else k_buf.shape[1]
     group = q.shape[1] // heads
     plan = _once_per_pass(
         ("extend", sliding_window, is_causal),
@@ -157,7 +161,12 @@ def extend_attention_cpu(
     )
     for start, batch, extend, cache_rows, mask, causal in plan:
         stop = start + batch * extend
-        keys, values = _gather(k_buf, cache_rows), _gather(v_buf, cache_rows)
+        if written_out:
+            if cache_rows.shape[1] != extend:
+                raise NotImplementedError("written-out keys behind cached latents have no plain PyTorch version here")
+            keys, values = (new[start:stop].view(batch, extend, heads, -1).transpose(1, 2) for new in (k, v))
+        else:
+            keys, values = _gather(k_buf, cache_rows), _gather(v_buf, cache_rows)
         if extend <= 32 and not causal:
             # [B, Q, K, G, D] -> [B, K, Q * G, D]: a small block, cheaper than repeating keys for every query head.
             rows = q[start:stop].view(batch, extend, heads, group, width).transpose(1, 2)
