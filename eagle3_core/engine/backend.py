@@ -32,10 +32,10 @@ def capture_engine(run: RunConfig) -> dict[str, str]:
     Raises:
         EngineVersionError: SGLang is not one that the capture is proven with.
     """
-    backend, device = run.capture.backend, resolve_device(run.serving.device)
-    known = fingerprint.require_known_good() if backend == "sglang" else _transformers_fingerprint()
-    engine = {"backend": backend, "fingerprint": known, "device": device}
-    return engine | _launched(run) if backend == "sglang" else engine
+    if run.capture.backend == "sglang":
+        return {"backend": "sglang", **fingerprint.serving_engine(run.serving.device), **_launched(run)}
+    known, device = _transformers_fingerprint(), resolve_device(run.serving.device)
+    return {"backend": run.capture.backend, "fingerprint": known, "device": device}
 
 
 def _launched(run: RunConfig) -> dict[str, str]:

@@ -76,6 +76,16 @@ def require_known_good(device: Device | None = None) -> str:
     return fingerprint(device)
 
 
+def serving_engine(device: str) -> dict[str, str]:
+    """Return what tells SGLang on a run's device (`serving.device`) from others, as artifacts name it.
+
+    Raises:
+        EngineVersionError: see `require_known_good`.
+    """
+    resolved = resolve_device(device)
+    return {"fingerprint": require_known_good(resolved), "device": resolved}
+
+
 def sglang_version() -> str:
     """Return the installed version.
 

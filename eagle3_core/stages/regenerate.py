@@ -14,8 +14,7 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.corpus import CORPUS, Answer, AskedPrompt, read_corpus, read_prompt_set, write_corpus
-from eagle3_core.engine.fingerprint import require_known_good
-from eagle3_core.engine.platform import resolve_device
+from eagle3_core.engine.fingerprint import serving_engine
 from eagle3_core.errors import CorruptArtifactError, EngineError, InputError
 from eagle3_core.identity import require_target
 from eagle3_core.pipeline import STAGES
@@ -36,7 +35,7 @@ def run(context: StageContext) -> Ref:
         InputError: every answer of a split is empty.
         EngineError: the server failed; a retry goes on from the last chunk.
     """
-    engine = {"fingerprint": require_known_good(), "device": resolve_device(context.run.serving.device)}
+    engine = serving_engine(context.run.serving.device)
     content = {"engine": canonical_sha256(engine)}
     if done := context.done(content):
         return done
@@ -81,30 +80,33 @@ class _Known:
 
     def __post_init__(self) -> None:
         """Know of nothing yet: chunks are read when a temperature is first asked for."""
-        self._answers: dict[float, dict[str, Answer]] = {}
+        self._answers: dict[float, dict[tuple[str, int], Answer]] = {}
 
     def answer(self, prompt: AskedPrompt, temperature: float) -> Answer | None:
         """Return the answer that was given to this prompt, as a sample of it; None where none was."""
-        found = self._read(temperature).get(prompt.id)
+        found = self._read(temperature).get(_asked(prompt))
         if found is None or found.input_ids != prompt.input_ids:
             return None
         # Where a prompt belongs is its own affair, not its answer's.
         return dataclasses.replace(found, domain=prompt.domain, held_out=prompt.held_out)
 
     def commit(self, answers: Sequence[Answer], temperature: float, work: Path) -> None:
-        """Commit some answers; their name is that of what was asked, so no chunk is ever replaced by another."""
+        """Commit some answers; their name is that of what was asked, so no chunk is ever replaced by another.
+
+        Where another run has committed other answers to the same before, those count.
+        """
         staged = work / "chunk"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir(parents=True)
         write_corpus(staged / CORPUS, list(answers))
         name = canonical_sha256([[answer.id, answer.input_ids] for answer in answers])[:24]
-        commit(self.store, f"{self._place(temperature)}/{name}", staged, Kind.CORPUS)
-        self._read(temperature).update({answer.id: answer for answer in answers})
+        ref = commit(self.store, f"{self._place(temperature)}/{name}", staged, Kind.CORPUS)
+        self._read(temperature).update({_asked(one): one for one in read_corpus(load(self.store, ref))})
 
     def _place(self, temperature: float) -> str:
         return f"{STAGES['regenerate'].name}/answers/{canonical_sha256([self.decides, temperature])[:24]}"
 
-    def _read(self, temperature: float) -> dict[str, Answer]:
+    def _read(self, temperature: float) -> dict[tuple[str, int], Answer]:
         """Read every committed chunk once; a damaged one is put aside and its prompts are answered again."""
         if temperature in self._answers:
             return self._answers[temperature]
@@ -116,8 +118,13 @@ class _Known:
                 quarantine(self.store, chunk, str(error))
                 continue
             # Later turns are named by their first.
-            found |= {answer.id: answer for answer in answers if answer.id.partition(".")[0] in self.wanted}
+            found |= {_asked(one): one for one in answers if one.id.partition(".")[0] in self.wanted}
         return found
+
+
+def _asked(what: AskedPrompt | Answer) -> tuple[str, int]:
+    """Return what tells questions apart: after different first answers a second turn is another question."""
+    return what.id, hash(tuple(what.input_ids))
 
 
 @contextlib.contextmanager

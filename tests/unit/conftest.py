@@ -175,8 +175,7 @@ class Flow:
 def engine(monkeypatch):
     found = ArithmeticEngine()
     monkeypatch.setattr("eagle3_core.engine.server.SglangServer", found)
-    monkeypatch.setattr("eagle3_core.stages.regenerate.require_known_good", lambda: {"sglang": "test"})
-    monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda: {"sglang": "test"})
+    monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda _device: {"sglang": "test"})
     return found
 
 

@@ -119,7 +119,7 @@ def test_the_preflight_asks_for_no_room_for_what_is_captured_already(sealed, mon
     from eagle3_core.engine import fingerprint
     from eagle3_core.stages import preflight
 
-    monkeypatch.setattr(fingerprint, "require_known_good", lambda: {"sglang": "test"})
+    monkeypatch.setattr(fingerprint, "require_known_good", lambda _device: {"sglang": "test"})
     per_token, captured = 4 * 8 * 4 + 5, sealed.refs[Kind.SHARD_PLAN].facts["tokens"]
     expected = 40 * (64 + 8) - captured
     store = QuotaStore(sealed.tmp_path / "root")
@@ -128,7 +128,7 @@ def test_the_preflight_asks_for_no_room_for_what_is_captured_already(sealed, mon
     store.free -= 1
     with pytest.raises(StorageFullError, match=f"expected about {expected * per_token:,} bytes"):
         preflight._space(sealed.config, store)
-    monkeypatch.setattr(fingerprint, "require_known_good", lambda: {"sglang": "newer"})
+    monkeypatch.setattr(fingerprint, "require_known_good", lambda _device: {"sglang": "newer"})
     with pytest.raises(StorageFullError, match=f"expected about {40 * 72 * per_token:,} bytes"):
         preflight._space(sealed.config, store)
 

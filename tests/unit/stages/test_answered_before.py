@@ -1,13 +1,15 @@
 """A corpus grows: prompts that were answered under the same settings are not asked again, whatever else changed."""
 
+import dataclasses
 import json
 
 import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
-from eagle3_core.data.corpus import CORPUS, read_corpus
+from eagle3_core.data.corpus import CORPUS, Answer, read_corpus, read_prompt_set
 from eagle3_core.errors import EngineError, UnknownSchemaError
+from eagle3_core.stages.regenerate import _Known
 from eagle3_core.storage import commit, load, open_store
 
 
@@ -149,3 +151,30 @@ def test_a_later_turn_is_asked_again_where_the_answer_before_it_is_another_one_n
         if turn:
             spoken = after[base].input_ids + after[base].output_ids
             assert answer.input_ids[: len(spoken)] == spoken
+
+
+def test_of_two_runs_that_answer_the_same_at_once_the_first_one_counts_for_both(flow, tmp_path):
+    flow.run("prepare")
+    prompts = read_prompt_set(load(flow.store, flow.refs[Kind.PROMPT_SET]))[:3]
+
+    def answered(token):
+        return [Answer(one.id, one.domain, one.held_out, one.input_ids, [token], "stop") for one in prompts]
+
+    wanted = frozenset(one.id for one in prompts)
+    first, second = (_Known(flow.store, {"target": "x"}, wanted) for _ in range(2))
+    assert second.answer(prompts[0], 1.0) is None
+    first.commit(answered(7), 1.0, tmp_path / "one")
+    second.commit(answered(8), 1.0, tmp_path / "two")
+    assert [known.answer(one, 1.0).output_ids for known in (first, second) for one in prompts] == [[7]] * 6
+
+
+def test_second_turns_after_different_first_answers_are_both_remembered(flow, tmp_path):
+    flow.run("prepare")
+    first = read_prompt_set(load(flow.store, flow.refs[Kind.PROMPT_SET]))[0]
+    turns = [dataclasses.replace(first, id=f"{first.id}.2", input_ids=[*first.input_ids, token]) for token in (7, 8)]
+    known = _Known(flow.store, {"target": "x"}, frozenset([first.id]))
+    for turn in turns:
+        answer = Answer(turn.id, turn.domain, turn.held_out, turn.input_ids, [turn.input_ids[-1]], "stop")
+        known.commit([answer], 1.0, tmp_path / "work")
+    again = _Known(flow.store, {"target": "x"}, frozenset([first.id]))
+    assert [again.answer(turn, 1.0).output_ids for turn in turns] == [[7], [8]]

@@ -384,7 +384,7 @@ def test_values_too_large_for_the_stored_precision_are_refused(planned, engine):
 
 
 def test_another_engine_than_the_plans_is_refused(planned, monkeypatch):
-    monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda: {"sglang": "newer"})
+    monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda _device: {"sglang": "newer"})
     with pytest.raises(EngineVersionError, match=r"engine fingerprint .*newer.*run plan_capture again"):
         planned.run("capture", 0)
 

@@ -65,7 +65,7 @@ def test_another_precision_shares_no_shard(sealed):
 
 
 def test_another_engine_shares_no_shard(sealed, monkeypatch):
-    monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda: {"sglang": "newer"})
+    monkeypatch.setattr("eagle3_core.engine.fingerprint.require_known_good", lambda _device: {"sglang": "newer"})
     assert sealed.run("plan_capture").facts["captured_shards"] == 0
 
 
