@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import time
+import uuid
 from pathlib import Path
 
 MARK = "EAGLE3_ENGINE"
+MEMORY = Path("/dev/shm")
+LOADS = "sglang_loads_"
+"""How SGLang names a segment that a killed server leaves behind."""
+_OURS = "eagle3-server-"
 
 
 def marked(value: str) -> list[int]:
@@ -51,15 +57,39 @@ def kill_marked(value: str, within_s: float = 5.0) -> list[int]:
 
 
 def shared_memory(pids: list[int], prefix: str) -> set[Path]:
-    """Return the files in shared memory with this name prefix that the processes have mapped."""
+    """Return the files whose path begins so that the processes have mapped."""
     found = set()
     for pid in pids:
         try:
             maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
         except OSError:
             continue
-        found |= {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if f"/dev/shm/{prefix}" in line}
+        found |= {Path(line.split(maxsplit=5)[5]) for line in maps.splitlines() if f" {prefix}" in line}
     return found
+
+
+def note_shared_memory(memory: Path, segments: set[Path]) -> Path:
+    """Write down which segments belong to this process's server; return where, to be removed with them."""
+    note = memory / f"{_OURS}{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    # Where there is no room for it, a kill leaves a few kilobytes behind.
+    with contextlib.suppress(OSError):
+        note.write_text("\n".join(map(str, sorted(segments))), encoding="utf-8")
+    return note
+
+
+def free_shared_memory(memory: Path) -> None:
+    """Remove the segments of our servers whose owner was killed: nobody else's, and none that a process still has."""
+    for note in memory.glob(f"{_OURS}*"):
+        owner = note.name.removeprefix(_OURS).split("-")[0]
+        if not owner.isdigit() or alive(int(owner)):
+            continue
+        with contextlib.suppress(OSError):
+            listed = {Path(line) for line in note.read_text(encoding="utf-8").splitlines()}
+            everybody = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+            for segment in listed - shared_memory(everybody, f"{memory}/"):
+                if segment.parent == memory and segment.name.startswith(LOADS):
+                    segment.unlink(missing_ok=True)
+            note.unlink()
 
 
 def free_port() -> int:

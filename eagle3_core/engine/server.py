@@ -75,6 +75,8 @@ class SglangServer:
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._spool: Path | None = None
+        self._segments: set[Path] = set()
+        self._note: Path | None = None
         self._owed = Owed()
         self._died: str | None = None
         self._closing = threading.Event()
@@ -145,6 +147,8 @@ class SglangServer:
         except BaseException:
             self._stop(kill=True)
             raise
+        self._segments = processes.shared_memory(self.pids, f"{processes.MEMORY}/{processes.LOADS}")
+        self._note = processes.note_shared_memory(processes.MEMORY, self._segments)
         self.ready_s = time.monotonic() - started
         self._watcher = threading.Thread(target=self._watch, args=(self.pids,), name="engine-watch", daemon=True)
         self._watcher.start()
@@ -153,9 +157,10 @@ class SglangServer:
 
     def _start(self) -> None:
         self._port = processes.free_port()
+        processes.free_shared_memory(processes.MEMORY)
         if self.plan.mode == "capture":
             # The canary keeps its prefill in memory beside those sent ahead.
-            self._spool = make_spool(Path("/dev/shm"), self.log.parent, (AHEAD + 1) * self.plan.prefill_bytes)
+            self._spool = make_spool(processes.MEMORY, self.log.parent, (AHEAD + 1) * self.plan.prefill_bytes)
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -249,7 +254,7 @@ class SglangServer:
         self._closing.set()
         process = self._process
         pids = self.pids
-        segments = processes.shared_memory(pids, "sglang_loads_")
+        self._segments |= processes.shared_memory(pids, f"{processes.MEMORY}/{processes.LOADS}")
         if process is not None and not kill and process.poll() is None:
             process.send_signal(signal.SIGTERM)
             try:
@@ -257,9 +262,9 @@ class SglangServer:
             except subprocess.TimeoutExpired:
                 self._on_phase("engine: ending SGLang")
         left = processes.kill_marked(self._mark)
-        for segment in segments:
-            # SGLang unlinks it only after a drain that would take 5 s.
-            segment.unlink(missing_ok=True)
+        for file in filter(None, (*self._segments, self._note)):
+            # SGLang unlinks its own only after a drain that would take 5 s.
+            file.unlink(missing_ok=True)
         if process is not None:
             process.wait()
         if self._watcher is not None:

@@ -5,17 +5,25 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import xxhash
+from typer.testing import CliRunner
 
+from eagle3_core import jobs
 from eagle3_core.artifacts import Kind
+from eagle3_core.cli.main import app
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.data.plan import read_plan
 from eagle3_core.data.shards import ShardIndex
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
+from eagle3_core.jobs.files import COMMAND, EXIT, RESULT, SUPERVISOR
+from eagle3_core.jobs.processes import Identity
+from eagle3_core.pipeline import STAGES
 from eagle3_core.repair import inspect, main, quarantine_bad
+from eagle3_core.runner import freeze
 from eagle3_core.storage import commit, find, load, verify
 from eagle3_core.storage.local import LocalStore
 from eagle3_core.storage.tensors import read_header
@@ -285,6 +293,37 @@ def test_the_command_prints_the_indexes_to_capture_again(sealed, capsys):
     assert capsys.readouterr().out == "[1, 4]\n"
     assert main(["--root", sealed.store.root, "--plan", '{"kind": "shard_plan"}']) == 65
     assert capsys.readouterr().err.startswith("error: [ConfigError] --plan: ")
+
+
+def leave_jobs(flow, run):
+    """Leave the directories of the jobs that made what the flow has, as a run without a scheduler does."""
+    here = Identity.of(os.getpid())
+    for name in ("prepare", "regenerate", "build_vocab", "plan_capture"):
+        stage = STAGES[name]
+        inputs = {key: flow.refs[kind] for key, kind in stage.inputs}
+        spec = jobs.stage_job(flow.store.root, run, name, inputs)
+        spec.directory.mkdir(parents=True)
+        gone = Identity(2**22 + 1, "0", here.boot_id)
+        for file, values in (
+            (COMMAND, {"argv": list(spec.argv)}), (SUPERVISOR, asdict(gone)), (EXIT, {"code": 0}),
+            (RESULT, flow.refs[stage.produces].model_dump(mode="json")),
+        ):  # fmt: skip
+            (spec.directory / file).write_text(json.dumps(values))
+
+
+def test_repair_that_only_checks_answers_75_where_a_shard_is_bad_and_moves_nothing(sealed):
+    recipe = sealed.tmp_path / "recipe.yaml"
+    recipe.write_text(json.dumps(sealed.config.model_dump(mode="json")))
+    command = ["repair", str(recipe), "--check-only", "--json", "--root", sealed.store.root]
+    leave_jobs(sealed, freeze(sealed.store, sealed.config))
+    well = CliRunner().invoke(app, command)
+    assert (well.exit_code, json.loads(well.stdout)["bad"]) == (0, [])
+    DAMAGES["tensor"](shard_directory(sealed, 1))
+    DAMAGES["file missing"](shard_directory(sealed, 4))
+    found = CliRunner().invoke(app, command)
+    assert (found.exit_code, json.loads(found.stdout)) == (75, {"shards": 5, "bad": [1, 4], "recaptured": False})
+    assert [line.split(":")[0] for line in found.stderr.splitlines() if "corrupt" in line] == ["shard 1", "shard 4"]
+    assert sealed.store.list_keys("quarantine") == []
 
 
 def test_looking_at_shards_needs_no_heavy_library():

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import subprocess
@@ -69,6 +70,22 @@ def test_a_new_spool_removes_those_of_dead_processes_only(tmp_path):
         (directory / "file").touch()
     spool = make_spool(tmp_path / "no-memory", tmp_path, 0)
     assert sorted(tmp_path.iterdir()) == sorted([spool, living])
+
+
+def test_of_servers_whose_owner_was_killed_the_memory_is_freed_and_nobody_elses(tmp_path):
+    names = ("sglang_loads_killed", "sglang_loads_in-use", "sglang_loads_foreign", "sglang_loads_living", "of-another")
+    killed, in_use, foreign, living, another = segments = [tmp_path / name for name in names]
+    for segment in segments:
+        segment.write_bytes(bytes(4096))
+    code = (
+        "import sys; from pathlib import Path; from eagle3_core.engine import processes\n"
+        "processes.note_shared_memory(Path(sys.argv[1]), {Path(name) for name in sys.argv[2:]})"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path, killed, in_use, another], check=True)
+    mine = processes.note_shared_memory(tmp_path, {living})
+    with in_use.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
+        processes.free_shared_memory(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted([in_use, foreign, living, another, mine])
 
 
 def test_a_spool_is_on_disk_where_memory_has_no_room_for_what_may_wait_in_it(tmp_path):
