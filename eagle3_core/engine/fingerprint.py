@@ -9,6 +9,7 @@ import importlib.util
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 from eagle3_core.engine.platform import Device, resolve_device
 from eagle3_core.errors import EngineVersionError
@@ -76,7 +77,7 @@ def require_known_good(device: Device | None = None) -> str:
     return fingerprint(device)
 
 
-def serving_engine(device: str) -> dict[str, str]:
+def serving_engine(device: Literal["auto", "cpu", "cuda"]) -> dict[str, str]:
     """Return what tells SGLang on a run's device (`serving.device`) from others, as artifacts name it.
 
     Raises:
