@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -26,3 +27,26 @@ def test_a_draft_vocabulary_larger_than_the_target_s_is_refused_in_one_line() ->
     done = CliRunner().invoke(app, ["train", "demo", "--explain", "-s", "drafter.draft_vocab_size=9999"])
     assert done.exit_code != 0
     assert "Traceback" not in done.output
+
+
+LATENT = {"q_lora_rank": 48, "kv_lora_rank": 32, "qk_nope_head_dim": 24, "qk_rope_head_dim": 8, "v_head_dim": 24}
+
+
+def test_multi_latent_attention_is_explained_and_planned_and_wants_its_sizes(tmp_path: Path) -> None:
+    told = [item for name, size in LATENT.items() for item in ("-s", f"drafter.{name}={size}")]
+    mla = ["-s", "drafter.attention=mla"]
+    done = CliRunner().invoke(app, ["train", "demo", "--explain", *mla, *told])
+    assert done.exit_code == 0, done.output
+    found = {line.split()[0]: line for line in done.output.splitlines()}
+    assert "40 x 384" in found["layer.self_attn.kv_a_proj_with_mqa.weight"]
+    assert found["layer.self_attn.q_a_layernorm.weight"].endswith("trained ones")
+    plans = []
+    for options in ([], [*mla, *told]):
+        done = CliRunner().invoke(app, ["plan", "demo", "--json", "--root", str(tmp_path), *options])
+        assert done.exit_code == 0, done.output
+        plans.append(json.loads(done.stdout)["estimate"]["checkpoint_bytes"])
+    attention = 192 * 2 * (48 + 40) + 48 * 6 * 32 + 32 * 6 * 48 + 48 + 32 + 6 * 24 * 192
+    assert plans[0] - plans[1] == 12 * (7 * 192 * 192 - attention)
+    refused = CliRunner().invoke(app, ["train", "demo", "--explain", *mla])
+    assert refused.exit_code != 0
+    assert "the target, which has no MLA" in " ".join(refused.output.split())

@@ -264,3 +264,35 @@ def test_ids_are_shifted_per_request_and_end_with_the_next_token():
         ids, torch.tensor([0, 3]), torch.tensor([3, 3]), torch.tensor([50, 60]), torch.tensor([1, 5])
     )
     assert ids.tolist() == [3, 50, 4, 9, 10, 60]
+
+
+def latents(lengths, extends, generator):
+    """Return queries, written-out keys and values of so many new tokens, and a cache that holds something else."""
+    rows = sum(extends)
+    q, k, v = (torch.randn(rows, HEADS, wide, generator=generator) for wide in (WIDTH, WIDTH, 5))
+    pool = torch.randn(SLOTS, 1, WIDTH, generator=generator)
+    out, starts = torch.empty(rows, HEADS, 5), torch.tensor([0, *extends]).cumsum(0)[:-1]
+    table = torch.arange(POOL * SLOTS).view(POOL, SLOTS).to(torch.int32) % SLOTS
+    attention.extend_attention_cpu(
+        q, k, v, out, pool, pool[..., :6], 1.0, 1.0, table, torch.arange(len(extends)), torch.tensor(lengths),
+        torch.tensor(extends), starts, max(extends), SCALE, 0.0, False, 0, None, None, None, True,
+    )  # fmt: skip
+    return q, k, v, out
+
+
+@pytest.mark.parametrize("extends", [(7,), (5, 5, 5), (40, 40), (3, 9, 1)])
+def test_written_out_keys_of_mla_are_read_instead_of_the_cached_latents(extends):
+    q, k, v, out = latents(extends, extends, torch.Generator().manual_seed(4))
+    start = 0
+    for extend in extends:
+        for at in range(extend):
+            for head in range(HEADS):
+                keys, values = (part[start : start + at + 1, head].double() for part in (k, v))
+                expected = (keys @ q[start + at, head].double() * SCALE).softmax(0) @ values
+                torch.testing.assert_close(out[start + at, head].double(), expected, atol=1e-5, rtol=1e-5)
+        start += extend
+
+
+def test_written_out_keys_behind_cached_ones_are_refused_by_name():
+    with pytest.raises(NotImplementedError, match="written-out keys behind cached latents"):
+        latents((9,), (7,), torch.Generator().manual_seed(4))

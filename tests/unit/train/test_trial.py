@@ -20,6 +20,15 @@ def test_a_step_runs_with_the_drafters_own_heads(config, make_job):
     assert "seconds" in trial.try_training(config, sizes, "cpu")
 
 
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_step_runs_with_multi_latent_attention(precision, config, make_job):
+    latent = {"q_lora_rank": 24, "kv_lora_rank": 16, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 12}
+    heads = {"num_heads": 4, "num_kv_heads": 4, "head_dim": 24, "mla": latent}
+    sizes = type(make_job().sizes).parse({**make_job().sizes.model_dump(), **heads}, "test")
+    run = config.model_copy(update={"training": config.training.model_copy(update={"precision": precision})})
+    assert "seconds" in trial.try_training(run, sizes, "cpu")
+
+
 @pytest.mark.parametrize("layers", [(2,), (0, 1, 2, 3, 4)])
 def test_a_step_runs_with_as_many_aux_layers_as_are_fused(config, make_job, layers):
     sizes = make_job().sizes.model_copy(update={"aux_layers": layers})

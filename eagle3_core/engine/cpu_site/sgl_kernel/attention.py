@@ -149,7 +149,8 @@ def extend_attention_cpu(
     Where the cache holds MLA's latents and the keys come written out, nothing but the new tokens may be there.
     """
     _refuse(is_cross, sinks, k_scale, v_scale)
-    width, written_out = q.shape[-1], k is not None and q.shape[-1] != k_buf.shape[-1]
+    width = q.shape[-1]
+    written_out = k is not None and (k.shape[1:], v.shape[1:]) != (k_buf.shape[1:], v_buf.shape[1:])
     heads = k.shape[1] if written_out else k_buf.shape[1]
     group = q.shape[1] // heads
     plan = _once_per_pass(
