@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -42,13 +43,21 @@ class ShardFinding:
     manifest_sha256: str = ""
 
 
+Tell = Callable[[ShardFinding], None]
+
+
+def _nobody(_finding: ShardFinding) -> None:
+    """Tell nobody."""
+
+
 def inspect(
-    store: ObjectStore, plan_ref: Ref, deep: OnBytes | None = None, *, states: bool = True
+    store: ObjectStore, plan_ref: Ref, deep: OnBytes | None = None, *, states: bool = True, tell: Tell = _nobody
 ) -> list[ShardFinding]:
     """Return one finding for each planned shard, in order; reads every byte of all of them.
 
     `deep` hears how much was read, and asks for more than the files' checksums: every tensor's, and finite values.
-    Without `states` only what is small is read, however large a shard is: its manifest, index, size and header.
+    Without `states` only what is small is read, however large a shard is: its manifest, index, size and header. `tell`
+    hears of one finding after the other.
 
     Raises:
         ArtifactError: the plan itself is missing or damaged.
@@ -56,17 +65,27 @@ def inspect(
     artifact = load(store, plan_ref)
     plan = read_plan(artifact)
     with ThreadPoolExecutor(_READERS) as pool:
-        return list(pool.map(lambda shard: _finding(artifact, plan, shard, deep, states), plan.shards))
+        findings = []
+        for finding in pool.map(lambda shard: _finding(artifact, plan, shard, deep, states), plan.shards):
+            findings.append(finding)
+            tell(finding)
+        return findings
 
 
 def quarantine_bad(
-    store: ObjectStore, plan_ref: Ref, *, dry_run: bool = False, deep: OnBytes | None = None, states: bool = True
+    store: ObjectStore,
+    plan_ref: Ref,
+    *,
+    dry_run: bool = False,
+    deep: OnBytes | None = None,
+    states: bool = True,
+    tell: Tell = _nobody,
 ) -> list[ShardFinding]:
     """Inspect, and move every corrupt shard to the quarantine with the reason; return all findings.
 
     What is not "ok" is then to be captured again. With `dry_run` nothing is moved. For the others see `inspect`.
     """
-    findings = inspect(store, plan_ref, deep, states=states)
+    findings = inspect(store, plan_ref, deep, states=states, tell=tell)
     if not dry_run and any(finding.state == "corrupt" for finding in findings):
         plan = read_plan(load(store, plan_ref))
         for finding in findings:
@@ -153,6 +172,21 @@ def _raw_tensor(artifact: Artifact, name: str, tensor: str) -> bytes:
         return file.read(place.end - place.start)
 
 
+def _counted() -> Tell:
+    """Return what tells now and then how many shards were looked at: a job that is silent for long is ended."""
+    seen, bad, told = 0, 0, 0.0
+
+    def tell(finding: ShardFinding) -> None:
+        nonlocal seen, bad, told
+        seen, bad = seen + 1, bad + (finding.state != "ok")
+        if time.monotonic() - told > 10.0:
+            told = time.monotonic()
+            sys.stderr.write(f"{seen} shards verified, {bad} bad or missing\n")
+            sys.stderr.flush()
+
+    return tell
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Quarantine what is bad and print the indexes to capture again as a JSON list."""
     parser = argparse.ArgumentParser(prog="python -m eagle3_core.repair", description=__doc__)
@@ -162,7 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         plan = Ref.parse(json.loads(arguments.plan), "--plan")
-        findings = quarantine_bad(open_store(arguments.root), plan, dry_run=arguments.check_only)
+        findings = quarantine_bad(open_store(arguments.root), plan, dry_run=arguments.check_only, tell=_counted())
     except Eagle3Error as error:
         sys.stderr.write(f"error: [{type(error).__name__}] {' '.join(str(error).split())}\n")
         return EXIT_CODES[error.remedy]

@@ -42,10 +42,13 @@ from eagle3_core.jobs.files import (
 )
 from eagle3_core.jobs.processes import MARK, Identity, sweep
 from eagle3_core.jobs.spec import JobSpec
+from eagle3_core.jobs.supervisor import SILENT
 from eagle3_core.storage import ObjectStore, load
 
 LEASE_S = 600.0
 """A job whose lease nobody renewed for so long is ended: no device is held for a scheduler that never comes back."""
+SILENCE_S = 3600.0
+"""A job that logs nothing and reports no progress for so long is ended: whatever it waits for does not come."""
 GRACE_S = 20.0
 
 StateName = Literal["absent", "running", "succeeded", "failed", "lost"]
@@ -108,7 +111,13 @@ def log_tail(directory: Path, lines: int = 20) -> list[str]:
 
 
 def start_or_join(
-    spec: JobSpec, owner: str, *, always: bool = False, lease_s: float = LEASE_S, grace_s: float = GRACE_S
+    spec: JobSpec,
+    owner: str,
+    *,
+    always: bool = False,
+    lease_s: float = LEASE_S,
+    silence_s: float = SILENCE_S,
+    grace_s: float = GRACE_S,
 ) -> Job:
     """Join the job if it runs or has succeeded, else start an attempt in the same directory; own it from now on.
 
@@ -122,7 +131,7 @@ def start_or_join(
         joined = state.name == "running" or (state.name == "succeeded" and not always)
         if not joined:
             sweep(spec.directory)
-            _start(spec, lease_s, grace_s)
+            _start(spec, {"lease_s": lease_s, "silence_s": silence_s, "grace_s": grace_s})
         command = read_json(spec.directory / COMMAND) or {}
     return Job(spec.directory, joined, int(command.get("log_start", 0)))
 
@@ -215,7 +224,7 @@ def _reap(pid: int) -> None:
         os.waitpid(pid, os.WNOHANG)
 
 
-def _start(spec: JobSpec, lease_s: float, grace_s: float) -> None:
+def _start(spec: JobSpec, patience: Mapping[str, float]) -> None:
     previous = read_json(spec.directory / COMMAND) or {}
     for name in OF_ONE_ATTEMPT:
         (spec.directory / name).unlink(missing_ok=True)
@@ -225,8 +234,7 @@ def _start(spec: JobSpec, lease_s: float, grace_s: float) -> None:
         "cwd": str(spec.cwd),
         "attempt": int(previous.get("attempt", 0)) + 1,
         "log_start": log.stat().st_size if log.exists() else 0,
-        "lease_s": lease_s,
-        "grace_s": grace_s,
+        **patience,
         "started_at": time.time(),
     }
     write_json(spec.directory / COMMAND, command)
@@ -274,6 +282,10 @@ def _error(directory: Path, state: JobState) -> Eagle3Error:
         return told(str(state.error["type"]), message) or unknown(message)
     if state.name == "lost":
         return JobLostError(f"{directory.name}: its supervisor vanished (killed, or the machine restarted); see {log}")
+    if state.code == SILENT:
+        doing = read_json(directory / PROGRESS) or {}
+        said = doing.get("phase") or f"{doing.get('done', 0)} of {doing.get('total')} {doing.get('unit', '')}".strip()
+        return JobLostError(f"{directory.name}: no sign of life for too long, it was ended; last: {said}; see {log}")
     if state.code is not None and state.code < 0:
         name = signal.Signals(-state.code).name
         return JobLostError(f"{directory.name}: killed by {name}, often for lack of memory; see {log}")

@@ -11,39 +11,41 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.jobs.files import COMMAND, EXIT, LEASE, read_json, write_json
+from eagle3_core.jobs.files import COMMAND, EXIT, LEASE, LOG, PROGRESS, read_json, write_json
 from eagle3_core.jobs.processes import become_subreaper, die_with_parent, kill_children, sweep
 
 LEASE_EXPIRED = 124
+SILENT = 125
 TERMINATED = 143
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
 
 class Lease:
-    """Expires when nobody renewed it for `seconds` of this process's own running time.
+    """Expires when nobody has written any of some files for `seconds` of this process's own running time.
 
     A laptop that slept, or a whole machine that was stopped, loses nothing: gaps between looks do not count.
     """
 
-    def __init__(self, file: Path, seconds: float) -> None:
-        """Watch the modification time of `file`."""
-        self._file, self._seconds = file, seconds
+    def __init__(self, files: Sequence[Path], seconds: float) -> None:
+        """Watch the modification times of `files`."""
+        self._files, self._seconds = files, seconds
         self._renewed = self._looked = time.monotonic()
-        self._stamp = self._mtime()
+        self._stamps = self._mtimes()
 
-    def _mtime(self) -> int:
-        return self._file.stat().st_mtime_ns if self._file.exists() else 0
+    def _mtimes(self) -> list[int]:
+        return [file.stat().st_mtime_ns if file.exists() else 0 for file in self._files]
 
     def expired(self) -> bool:
         """Look once."""
         now = time.monotonic()
         self._renewed += max(0.0, now - self._looked - 5.0)
         self._looked = now
-        if (stamp := self._mtime()) != self._stamp:
-            self._stamp, self._renewed = stamp, now
+        if (stamps := self._mtimes()) != self._stamps:
+            self._stamps, self._renewed = stamps, now
         return now - self._renewed > self._seconds
 
 
@@ -69,7 +71,9 @@ def main(directory: Path) -> int:
 
 
 def _run(directory: Path, command: dict[str, Any]) -> int:
-    lease = Lease(directory / LEASE, command["lease_s"])
+    lease = Lease([directory / LEASE], command["lease_s"])
+    # A write that never returns, a server that hangs: whatever it is, the job shows no sign of life.
+    life = Lease([directory / LOG, directory / PROGRESS], command["silence_s"])
     parent = os.getpid()
 
     def in_child() -> None:
@@ -91,6 +95,10 @@ def _run(directory: Path, command: dict[str, Any]) -> int:
             _say(f"nobody renewed the lease for {command['lease_s']:.0f} s, ending")
             _terminate(child.pid, command["grace_s"])
             return LEASE_EXPIRED
+        if life.expired():
+            _say(f"no line in its log and no progress for {command['silence_s']:.0f} s, ending")
+            _terminate(child.pid, command["grace_s"])
+            return SILENT
 
 
 def _reaped(child: int) -> int | None:

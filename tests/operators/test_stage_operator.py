@@ -156,6 +156,22 @@ def test_a_captured_shard_is_named_by_its_samples_and_tokens(make, context, plan
     assert value["key"].endswith("/00002")
 
 
+def test_a8_finished_siblings_that_are_cleared_too_return_within_two_seconds_and_start_nothing(
+    make, context, plan, engine
+):
+    shards = [make(stages.CaptureOperator, inputs={"shard_plan": plan}, index=index) for index in range(3)]
+    values = [shard.execute(context) for shard in shards]
+    (engine.root / values[1]["key"] / "manifest.json").unlink()
+    before = engine.calls()
+    for index in (0, 2):
+        began = time.monotonic()
+        assert shards[index].execute(context) == values[index]
+        assert time.monotonic() - began < 2.0
+    assert engine.calls() == before
+    assert shards[1].execute(context) == values[1]
+    assert engine.calls() == [*before, "capture 1"]
+
+
 def test_a_measurement_is_named_by_its_draft_shape(make, run_key, engine):
     store = open_store(str(engine.root))
     names = [make(stages.EvaluateOperator, index=index).map_name(store, {}) for index in (0, 3)]

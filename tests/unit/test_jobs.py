@@ -16,7 +16,7 @@ from eagle3_core.errors import CaptureMismatchError, Eagle3Error, JobError, JobF
 from eagle3_core.jobs import JobSpec
 from eagle3_core.jobs.files import COMMAND, EXIT, SUPERVISOR
 from eagle3_core.jobs.processes import Identity, members
-from eagle3_core.jobs.supervisor import LEASE_EXPIRED, Lease
+from eagle3_core.jobs.supervisor import LEASE_EXPIRED, SILENT, Lease
 
 REF = {"kind": "corpus", "key": "regenerate/abc", "manifest_sha256": "0" * 64, "facts": {}}
 PRELUDE = (
@@ -250,10 +250,41 @@ def test_a_job_that_nobody_follows_ends_when_its_lease_runs_out(spec):
     assert members(work.directory) == []
 
 
+BLOCKED = """
+# A writer that blocks for ever: nobody reads what it writes.
+(job / "progress.json").write_text('{"stage": "capture", "phase": "writing"}')
+if (job / "work" / "freed").exists(): succeed(); sys.exit()
+read, write = os.pipe()
+while True:
+    os.write(write, bytes(4096))
+"""
+
+
+def test_f1_a_job_whose_write_never_returns_ends_with_one_line_and_goes_on_once_it_can(spec):
+    work = spec(BLOCKED)
+    job = jobs.start_or_join(work, "one", silence_s=1.5, grace_s=0.1)
+    with pytest.raises(JobLostError, match=r"no sign of life for too long, it was ended; last: writing; see"):
+        jobs.wait(job)
+    assert json.loads((work.directory / EXIT).read_text())["code"] == SILENT
+    assert members(work.directory) == []
+    (work.directory / "work" / "freed").touch()
+    assert jobs.wait(jobs.start_or_join(work, "one")).key == "regenerate/abc"
+
+
+def test_a_job_that_logs_or_reports_may_take_as_long_as_it_likes(spec):
+    code = """
+    for number in range(8):
+        time.sleep(0.5)
+        print(number, flush=True) if number % 2 else (job / "progress.json").write_text("{}")
+    succeed()
+    """
+    assert jobs.wait(jobs.start_or_join(spec(code), "one", silence_s=1.5)).key == "regenerate/abc"
+
+
 def test_a_machine_that_slept_does_not_cost_the_lease(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr("eagle3_core.jobs.supervisor.time.monotonic", lambda: now)
-    lease = Lease(tmp_path / "lease", 60)
+    lease = Lease([tmp_path / "lease"], 60)
     now += 3600
     assert not lease.expired()
     for _ in range(13):

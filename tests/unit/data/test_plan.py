@@ -1,5 +1,6 @@
 """Samples are cut into shards in order, within bounds, the same way every time."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,3 +30,15 @@ def test_a_sample_longer_than_a_shard_has_one_of_its_own():
 
 def test_five_terabytes_are_at_most_1024_tasks():
     assert len(cut([2353] * 37_312, 65_536, 1024)) <= 1024
+
+
+@pytest.mark.parametrize("shards", [1500, 5000])
+def test_a10_more_shards_than_airflow_maps_become_fewer_and_larger_ones_the_same_way_every_time(shards):
+    lengths = [100 + 37 * number % 900 for number in range(shards * 3)]
+    bound = sum(lengths) // shards
+    assert len(cut(lengths, bound, 10**6)) >= shards
+    found = cut(lengths, bound, 1024)
+    assert len(found) <= 1024
+    assert found == cut(lengths, bound, 1024)
+    sizes = [sum(lengths[position] for position in shard) for shard in found]
+    assert max(sizes) < 1.1 * sum(lengths) / 1024
