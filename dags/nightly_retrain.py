@@ -1,12 +1,15 @@
-"""Train a drafter every night at 02:00 UTC, by `train_drafter`. Wiring only."""
+"""Train a challenger every night at 02:00 UTC, by `train_drafter`. Wiring only."""
 
 from __future__ import annotations
 
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import CronTriggerTimetable, dag
 
-from operators import settings
+from operators import settings, stages
 from operators.form import run_params
+
+FORM = run_params(**{"training.start_from": "champion"})
+YESTERDAY = "macros.ds_add((dag_run.logical_date or dag_run.run_after).strftime('%Y-%m-%d'), -1)"
 
 
 @dag(
@@ -15,24 +18,30 @@ from operators.form import run_params
     catchup=False,
     max_active_runs=1,
     default_args=settings.retries(),
-    params=run_params(),
+    params=FORM,
     render_template_as_native_obj=True,
     tags=["eagle3"],
 )
 def nightly_retrain() -> None:
-    """Every night, what is new.
+    """Every night a challenger, trained on from the champion; promotion, or a clear no.
 
     Triggers `train_drafter` with the parameters below; their defaults are what the schedule uses.
-    Unchanged prompts and target cost nothing: every stage finds its output committed.
+
+    * With `data.window_days` the prompts are those of the days that end with the night's yesterday.
+    * **verdict** is green if there is a new champion, skipped if the old one stays; log, XCom and **Report** say why.
+    * Unchanged prompts and target cost nothing: every stage finds its output committed, and the verdict says so.
     """
-    TriggerDagRunOperator(
+    until = f"{{{{ params['data.until'] or ({YESTERDAY} if params['data.window_days'] else none) }}}}"
+    trained = TriggerDagRunOperator(
         task_id="train_drafter",
         trigger_dag_id="train_drafter",
-        conf={name: f"{{{{ params['{name}'] }}}}" for name in run_params()},
+        conf={name: f"{{{{ params['{name}'] }}}}" for name in FORM} | {"data.until": until},
         wait_for_completion=True,
         deferrable=True,
         poke_interval=60,
     )
+    run_id = "{{ ti.xcom_pull(task_ids='train_drafter', key='trigger_run_id') }}"
+    trained >> stages.VerdictOperator(task_id="verdict", dag_id="train_drafter", run_id=run_id)
 
 
 nightly_retrain()

@@ -21,7 +21,9 @@ def train_drafter() -> None:
     """Prompts in, a served drafter out.
 
     The target answers your prompts; SGLang gives up its hidden states in shards; the drafter is trained on them,
-    exported, compared with what was trained, measured with and without speculation, and published if it passes.
+    exported, compared with what was trained, measured with and without speculation and against the champion, the
+    drafter that is released under this name, and published if it is better. If not, **publish** is skipped, and says
+    why.
 
     * **Trigger** opens a form: choose a recipe, override what you like; empty fields keep the recipe's value.
     * Everything is committed by content: a second run with equal inputs returns at once.
@@ -59,15 +61,13 @@ def train_drafter() -> None:
         inputs={**trained, "feature_set": feature_set.output},
         pool=settings.ENGINE_POOL,
     )
+    served = {"prompt_set": prompt_set.output, "drafter": drafter.output, "parity": parity.output}
     evaluate = stages.EvaluateOperator.partial(
-        task_id="evaluate",
-        run_key=run,
-        inputs={"prompt_set": prompt_set.output, "drafter": drafter.output, "parity": parity.output},
-        pool=settings.ENGINE_POOL,
-        map_index_template=settings.MAP_NAME,
+        task_id="evaluate", run_key=run, inputs=served, pool=settings.ENGINE_POOL, map_index_template=settings.MAP_NAME
     ).expand(index=shapes.output)
+    challenge = stages.ChallengeOperator(task_id="challenge", run_key=run, inputs=served, pool=settings.ENGINE_POOL)
     report = stages.ReportOperator(
-        task_id="report", run_key=run, inputs={**trained, "prompt_set": prompt_set.output, "parity": parity.output}
+        task_id="report", run_key=run, inputs={**trained, **served, "challenge": challenge.output}
     )
     publish = stages.PublishOperator(
         task_id="publish", run_key=run, inputs={"drafter": drafter.output, "eval_report": report.output}
@@ -75,6 +75,7 @@ def train_drafter() -> None:
 
     preflight >> prompt_set
     capture >> feature_set
+    evaluate >> challenge
     evaluate >> report >> publish
 
 

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     DRAFTER = "drafter"
     PARITY = "parity"
     MEASUREMENT = "measurement"
+    CHALLENGE = "challenge"
     EVAL_REPORT = "eval_report"
     RELEASE = "release"
 

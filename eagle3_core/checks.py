@@ -5,7 +5,8 @@ from __future__ import annotations
 from eagle3_core.config import RunConfig
 from eagle3_core.config.target import TargetConfig
 from eagle3_core.errors import ConfigError
-from eagle3_core.identity import TargetShape, check_sizes, checked_prompts, read_target, resolve_prompts, resolve_target
+from eagle3_core.identity import TargetShape, check_sizes, read_target, resolve_target
+from eagle3_core.prompt_files import checked_prompts, prompt_files
 from eagle3_core.storage import ObjectStore
 from eagle3_core.vocab import check_draft_vocab_size
 
@@ -37,5 +38,5 @@ def check_inputs(run: RunConfig, store: ObjectStore) -> None:
     aux_layers(run.target, shape)
     check_sizes(run, shape)
     check_draft_vocab_size(run.drafter.vocab_size(shape.vocab_size), shape.vocab_size)
-    checked_prompts(resolve_prompts(run))
+    checked_prompts(prompt_files(run))
     store.write_bytes("write-probe", b"")

@@ -1,4 +1,4 @@
-"""What the user points at: the target's directory and the prompt file, checked in milliseconds and named by content."""
+"""The target's directory: checked in milliseconds, named by content."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ import eagle3_core.demo
 from eagle3_core.config import RunConfig
 from eagle3_core.config.base import Section, canonical_sha256
 from eagle3_core.demo import pin
-from eagle3_core.errors import ConfigError, InputError, TargetError
-from eagle3_core.prompts import RULES, read_prompts
+from eagle3_core.errors import ConfigError, TargetError
 from eagle3_core.storage.tensors import read_header
 
 DEMO = "demo"
@@ -97,19 +96,6 @@ def target_shape(run: RunConfig) -> TargetShape:
         TargetError: see `read_target`.
     """
     return TargetShape(**pin.SHAPE) if run.target.model == SMOLLM2 else read_target(resolve_target(run))
-
-
-def resolve_prompts(run: RunConfig) -> Path:
-    """Return the prompt file; the word `demo` is the one that ships.
-
-    Raises:
-        InputError: there is no such file.
-    """
-    shipped = Path(eagle3_core.demo.__file__).parent / "prompts.jsonl"
-    path = shipped if run.data.prompts == DEMO else Path(run.data.prompts).expanduser().resolve()
-    if not path.is_file():
-        raise InputError(f"prompts {path}: expected a JSONL file, found none; set data.prompts")
-    return path
 
 
 def cache_directory() -> Path:
@@ -211,28 +197,8 @@ def cached_sha256(path: Path) -> str:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     # A file written this very moment could change again without a new time stamp.
     if time.time_ns() - stat.st_ctime_ns > 2_000_000_000:
-        _remember(entry, {"stamp": stamp, "sha256": digest})
+        remember(entry, {"stamp": stamp, "sha256": digest})
     return digest
-
-
-def checked_prompts(path: Path) -> int:
-    """Return the number of prompts after parsing every line; a file that has not changed is not parsed again.
-
-    Raises:
-        InputError: the file is missing or empty, or a line is not a prompt; names the line.
-    """
-    if not path.is_file():
-        raise InputError(f"prompts {path}: expected a JSONL file, found none; set data.prompts")
-    entry = cache_directory() / f"prompts-{RULES}" / f"{cached_sha256(path)}.json"
-    try:
-        return int(json.loads(entry.read_text(encoding="utf-8"))["count"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass  # not yet checked
-    count = sum(1 for _ in read_prompts(path))
-    if not count:
-        raise InputError(f"{path}: expected one prompt a line, found an empty file")
-    _remember(entry, {"count": count})
-    return count
 
 
 def check_sizes(run: RunConfig, shape: TargetShape) -> None:
@@ -290,7 +256,8 @@ def _parameters(path: Path) -> int:
         raise TargetError(f"{path}: {error}; download it again") from None
 
 
-def _remember(entry: Path, values: Mapping[str, Any]) -> None:
+def remember(entry: Path, values: Mapping[str, Any]) -> None:
+    """Write a cache entry whole or not at all; where that cannot be, it costs time and nothing else."""
     try:
         entry.parent.mkdir(parents=True, exist_ok=True)
         temp = entry.with_name(f".{entry.name}.{os.getpid()}.tmp")

@@ -25,6 +25,8 @@ class Stage:
     sections: tuple[str, ...] = ()
     fan_out: FanOut | None = None
     engine: bool = False
+    always: bool = False
+    """Looks at what changes by itself (the machine, the release): run again even where its output is committed."""
     version: int = 1
 
     def check_inputs(self, inputs: Mapping[str, Ref]) -> None:
@@ -43,10 +45,15 @@ class Stage:
 JUDGED = ("evaluation.shapes", "evaluation.primary", "evaluation.max_new_tokens")
 """What training and parity look at of the evaluation; another sweep or more prompts train nothing anew."""
 
+CHALLENGED = ("evaluation.primary", "evaluation.max_prompts", "evaluation.max_new_tokens", "evaluation.concurrency",
+              "evaluation.repeats")  # fmt: skip
+"""What both drafters are asked; other shapes beside the primary one leave the comparison as it is."""
+
 STAGES: dict[str, Stage] = {
     stage.name: stage
     for stage in (
-        Stage("preflight", "Check everything that can be checked in seconds.", Kind.PREFLIGHT, engine=True),
+        Stage("preflight", "Check everything that can be checked in seconds.", Kind.PREFLIGHT, engine=True,
+              always=True),
         Stage("prepare", "Normalise, deduplicate and split the prompts; fingerprint the target.", Kind.PROMPT_SET,
               sections=("target", "data")),
         Stage("regenerate", "Let the target answer every prompt.", Kind.CORPUS,
@@ -61,7 +68,7 @@ STAGES: dict[str, Stage] = {
               inputs=(("shard_plan", Kind.SHARD_PLAN),)),
         Stage("train", "Train the drafter under torchrun.", Kind.CHECKPOINT,
               inputs=(("feature_set", Kind.FEATURE_SET), ("vocab_map", Kind.VOCAB_MAP)),
-              sections=("drafter", "training", *JUDGED), engine=True),
+              sections=("drafter", "training", *JUDGED, "start"), engine=True),
         Stage("export", "Write the directory SGLang loads.", Kind.DRAFTER, inputs=(("checkpoint", Kind.CHECKPOINT),)),
         Stage("parity", "Compare the export with the trained drafter, with negative controls.", Kind.PARITY,
               inputs=(("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT), ("feature_set", Kind.FEATURE_SET)),
@@ -69,12 +76,16 @@ STAGES: dict[str, Stage] = {
         Stage("evaluate", "Serve held-out prompts with one draft shape, or with none.", Kind.MEASUREMENT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
               sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=2),
+        Stage("challenge", "Serve challenger and champion in turn on the same held-out prompts.", Kind.CHALLENGE,
+              inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
+              sections=("target", "serving", *CHALLENGED, "champion"), engine=True),
         Stage("report", "Put all figures together, draw the report, judge the drafter.", Kind.EVAL_REPORT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT),
-                      ("parity", Kind.PARITY)),
-              sections=("target", "data", "serving", "evaluation", "gate"), version=2),
-        Stage("publish", "Point the release at a drafter that passed.", Kind.RELEASE,
-              inputs=(("drafter", Kind.DRAFTER), ("eval_report", Kind.EVAL_REPORT))),
+                      ("parity", Kind.PARITY), ("challenge", Kind.CHALLENGE)),
+              sections=("target", "data", "serving", "evaluation", "gate", "champion", "start"), version=3),
+        Stage("publish", "Make a drafter that passed the champion, or keep the one there is.", Kind.RELEASE,
+              inputs=(("drafter", Kind.DRAFTER), ("eval_report", Kind.EVAL_REPORT)), sections=("champion",),
+              always=True, version=2),
     )
 }  # fmt: skip
 """In the order of a run. `evaluate` with no drafter in use (index 0) is the baseline."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import RunConfig
 from eagle3_core.errors import Eagle3Error, NotCommittedError, Remedy
 from eagle3_core.pipeline import STAGES, Stage, shape_names
+from eagle3_core.releases import current_champion
 from eagle3_core.storage import ObjectStore, find
 
 RETRIES = 3
@@ -40,6 +42,15 @@ class Watcher(Protocol):
         """The job failed in a way that another attempt may cure."""
 
 
+def begin(store: ObjectStore, run: RunConfig, today: datetime.date) -> RunConfig:
+    """Return the configuration with what a run fixes as it begins: the champion it challenges, its window's last day.
+
+    Raises:
+        ArtifactError: the champion's release or artifacts cannot be read, or are not what was released.
+    """
+    return run.model_copy(update={"champion": current_champion(store, run.name), "data": run.data.at(today)})
+
+
 def freeze(store: ObjectStore, run: RunConfig) -> str:
     """Write the run configuration below the root, named by content; return its key."""
     key = f"runs/{run.digest()[:24]}.json"
@@ -59,7 +70,8 @@ class PipelineRun:
     refs: dict[Kind, Ref] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Freeze the configuration."""
+        """Freeze the configuration and what it challenges."""
+        self.run = begin(self.store, self.run, datetime.datetime.now(datetime.UTC).date())
         self.run_key = freeze(self.store, self.run)
 
     def execute(self, stage: Stage) -> Ref:
@@ -115,7 +127,7 @@ class PipelineRun:
 
     def _attempts(self, stage: Stage, index: int | None, title: str) -> Ref:
         spec = self._spec(stage, index)
-        always = stage.name == "preflight"
+        always = stage.always
         if not always and (ref := jobs.committed_result(spec, self.store)) is not None:
             return ref
         for attempt in range(1, RETRIES + 2):

@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator, BaseOperatorLink, conf
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from eagle3_core import jobs
-from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.artifacts import Ref
 from eagle3_core.errors import Eagle3Error, JobFencedError, Remedy
 from eagle3_core.pipeline import Stage
 from eagle3_core.storage import ObjectStore, open_store
@@ -119,8 +119,7 @@ class StageOperator(JobOperator):
 
     def _run(self, context: Any, store: ObjectStore, refs: Mapping[str, Ref]) -> Ref:
         spec = jobs.stage_job(store.root, self.run_key, self.stage.name, refs, self.index)
-        # Machines change, so the preflight is made anew each time.
-        if self.stage.produces != Kind.PREFLIGHT and (done := jobs.committed_result(spec, store)) is not None:
+        if not self.stage.always and (done := jobs.committed_result(spec, store)) is not None:
             self.push_link(context, spec)
             self.log.info("committed already: %s", done.key)
             return done

@@ -14,7 +14,7 @@ from eagle3_core.config import RunConfig
 from eagle3_core.config.recipes import load_recipe
 from eagle3_core.errors import Eagle3Error
 from eagle3_core.pipeline import shape_names
-from eagle3_core.runner import freeze
+from eagle3_core.runner import begin, freeze
 from eagle3_core.storage import ObjectStore, load, open_store
 from operators import settings
 from operators.base import as_airflow
@@ -22,7 +22,10 @@ from operators.form import overrides_of
 
 
 class ConfigureOperator(BaseOperator):
-    """Build the run configuration from the DAG run's parameters, check it, freeze it; return its key below the root."""
+    """Build the run configuration from the DAG run's parameters, check it, freeze it; return its key below the root.
+
+    What is frozen names the champion, so that a task cleared later still challenges the same one.
+    """
 
     def execute(self, context: Any) -> str:
         """Return the key.
@@ -35,7 +38,7 @@ class ConfigureOperator(BaseOperator):
             store = open_store(settings.root())
             run = load_recipe(params["recipe"], overrides_of(params))
             check_inputs(run, store)
-            return freeze(store, run)
+            return freeze(store, begin(store, run, context["dag_run"].run_after.date()))
         except Eagle3Error as error:
             raise as_airflow(error) from None
 

@@ -13,23 +13,24 @@ from eagle3_core.errors import ConfigError
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "Target": ("target.model", "target.dtype"),
-    "Data": ("data.prompts", "data.max_prompts", "data.held_out_fraction", "data.max_new_tokens",
-             "data.max_sample_tokens", "data.system_prompt"),
+    "Data": ("data.prompts", "data.window_days", "data.until", "data.max_prompts", "data.held_out_fraction",
+             "data.max_new_tokens", "data.max_sample_tokens", "data.system_prompt"),
     "Drafter": ("drafter.draft_vocab_size", "drafter.intermediate_size"),
-    "Training": ("training.learning_rate", "training.epochs", "training.batch_tokens", "training.row_tokens",
-                 "training.ttt_steps", "training.nproc", "training.seed"),
+    "Training": ("training.start_from", "training.learning_rate", "training.warm_learning_rate", "training.epochs",
+                 "training.batch_tokens", "training.row_tokens", "training.ttt_steps", "training.nproc",
+                 "training.seed"),
     "Engine": ("capture.shard_tokens", "capture.dtype", "serving.device", "serving.tensor_parallel",
                "serving.max_running_requests"),
     "Evaluation": ("evaluation.max_prompts", "evaluation.max_new_tokens", "evaluation.concurrency"),
-    "Gate": ("gate.min_acceptance_length", "gate.min_speedup", "gate.min_token_agreement"),
+    "Gate": ("gate.min_acceptance_length", "gate.min_speedup", "gate.min_token_agreement", "gate.no_difference"),
 }  # fmt: skip
 """What the form offers, by section. The rest of a configuration is a recipe's business, or goes in `overrides`."""
 
 _NUMBER_AS_TEXT = r"^[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$"
 
 
-def run_params() -> dict[str, Param]:
-    """Return the form: the recipe, then every offered key, empty for the recipe's value."""
+def run_params(**defaults: str) -> dict[str, Param]:
+    """Return the form: the recipe, then every offered key, empty for the recipe's value unless `defaults` has one."""
     params = {
         "recipe": Param(
             "demo", type="string", minLength=1, examples=recipe_names(), title="Recipe", section="Run",
@@ -42,7 +43,7 @@ def run_params() -> dict[str, Param]:
         ),
     }  # fmt: skip
     for section, keys in FIELDS.items():
-        params |= {key: _param(key, section) for key in keys}
+        params |= {key: _param(key, section, defaults.get(key)) for key in keys}
     return params
 
 
@@ -75,10 +76,10 @@ def _schema_of(key: str) -> dict[str, Any]:
     return {**(choices[0] if choices else {}), **found}
 
 
-def _param(key: str, section: str) -> Param:
+def _param(key: str, section: str, default: str | None = None) -> Param:
     schema = _schema_of(key)
     kind = schema["type"]
-    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern")
+    bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "format")
     kept: dict[str, Any] = {name: schema[name] for name in bounds if name in schema}
     if "enum" in schema:
         kept["enum"] = [None, *schema["enum"]]
@@ -89,7 +90,7 @@ def _param(key: str, section: str) -> Param:
         types = ["string", "number", "null"]
     else:
         types = ["null", kind]
-    return Param(None, type=types, title=key, section=section, description=_help(schema), **kept)
+    return Param(default, type=types, title=key, section=section, description=_help(schema), **kept)
 
 
 def _examples(bounds: Mapping[str, Any], default: float | None) -> list[str]:

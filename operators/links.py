@@ -8,6 +8,10 @@ from airflow.sdk import BaseOperatorLink
 from airflow.sdk.execution_time.xcom import XCom
 
 PREFIX = "/eagle3"
+REPORT_KEY = "report"
+"""XCom of tasks after the report: its key."""
+VERDICT_KEY = "verdict"
+"""XCom: what became of the drafter, in words."""
 
 
 def job_url(job: str) -> str:
@@ -31,11 +35,13 @@ class JobLink(BaseOperatorLink):
 
 
 class ReportLink(BaseOperatorLink):
-    """The HTML report the task wrote."""
+    """The HTML report the task wrote, or that it acted upon."""
 
     name = "Report"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address of the report the task returned a reference to."""
+        """Return the address of the report the task returned a reference to, or named."""
+        if named := XCom.get_value(key=REPORT_KEY, ti_key=ti_key):
+            return report_url(str(named))
         ref = XCom.get_value(key="return_value", ti_key=ti_key)
         return report_url(ref["key"]) if isinstance(ref, dict) else ""

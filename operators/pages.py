@@ -22,7 +22,7 @@ from eagle3_core.jobs.files import PROGRESS, read_json
 from eagle3_core.progress import describe
 from eagle3_core.storage import load, open_store
 from operators import settings
-from operators.links import report_url
+from operators.links import REPORT_KEY, report_url
 
 JOB_NAME = re.compile(r"[a-z_]+(-[0-9]{5})?-[0-9a-f]{12}")
 REPORT_DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -47,16 +47,17 @@ def report_page(digest: str) -> FileResponse:
 
 
 def run_page(dag_id: str, run_id: str) -> RedirectResponse:
-    """Find the report a DAG run made."""
-    wanted = select(XComModel.value).where(
-        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.task_id == "report",
-        XComModel.key == "return_value",
-    )  # fmt: skip
+    """Find the report that a DAG run made, or, of a nightly run, the one of the run it triggered."""
+    mine = XComModel.dag_id == dag_id, XComModel.run_id == run_id
+    made = select(XComModel.value).where(*mine, XComModel.task_id == "report", XComModel.key == "return_value")
+    named = select(XComModel.value).where(*mine, XComModel.key == REPORT_KEY)
     with create_session() as session:
-        value = session.scalars(wanted).first()
-    if value is None:
+        value, key = session.scalars(made).first(), session.scalars(named).first()
+    if value is not None:
+        return RedirectResponse(report_url(Ref.parse(_plain(value), f"report of {run_id}").key))
+    if key is None:
         raise HTTPException(404, "this run has made no report yet")
-    return RedirectResponse(report_url(Ref.parse(_plain(value), f"report of {run_id}").key))
+    return RedirectResponse(report_url(str(key).strip('"')))
 
 
 def job_page(name: str) -> HTMLResponse:

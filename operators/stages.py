@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from eagle3_core.artifacts import Ref
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.pipeline import STAGES, shape_names
 from eagle3_core.storage import ObjectStore, load
 from operators.base import StageOperator
 from operators.configure import frozen_run
-from operators.links import JobLink, ReportLink
+from operators.links import REPORT_KEY, VERDICT_KEY, JobLink, ReportLink
 
 
 class PreflightOperator(StageOperator):
@@ -89,6 +93,12 @@ class EvaluateOperator(StageOperator):
         return shape_names(frozen_run(store, self.run_key))[int(self.index)]
 
 
+class ChallengeOperator(StageOperator):
+    """Serve challenger and champion in turn on the same held-out prompts."""
+
+    stage = STAGES["challenge"]
+
+
 class ReportOperator(StageOperator):
     """Put all figures together and judge the drafter."""
 
@@ -97,6 +107,65 @@ class ReportOperator(StageOperator):
 
 
 class PublishOperator(StageOperator):
-    """Point the release at a drafter that passed."""
+    """Make a drafter that passed the champion.
+
+    One that must not be leaves the task skipped, with the reason: no failure, nothing to retry, and seen in the grid.
+    """
 
     stage = STAGES["publish"]
+    operator_extra_links = (JobLink(), ReportLink())
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Return the release's reference; push in words what happened as `verdict`.
+
+        Raises:
+            AirflowSkipException: the drafter is not the champion now; says why.
+        """
+        context["ti"].xcom_push(key=REPORT_KEY, value=self.inputs["eval_report"]["key"])
+        release = super().execute(context)
+        facts = release["facts"]
+        context["ti"].xcom_push(key=VERDICT_KEY, value=facts["said"])
+        if not facts["published"]:
+            # A skipped task returns nothing; whoever follows the run wants the reference all the same.
+            context["ti"].xcom_push(key="return_value", value=release)
+            raise AirflowSkipException(facts["said"])
+        self.log.info("%s", facts["said"])
+        return release
+
+
+class VerdictOperator(BaseOperator):
+    """Show what a triggered run of `train_drafter` came to, on this run's page.
+
+    Args:
+        dag_id: The DAG that was triggered.
+        run_id: Its run.
+    """
+
+    template_fields: Sequence[str] = ("run_id",)
+    operator_extra_links = (ReportLink(),)
+
+    def __init__(self, *, dag_id: str, run_id: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.triggered_dag, self.run_id = dag_id, run_id
+
+    def execute(self, context: Any) -> str:
+        """Return the verdict in words.
+
+        Raises:
+            AirflowSkipException: the champion stays; says why.
+            AirflowFailException: the run left no verdict.
+        """
+        ti = context["ti"]
+        found = {name: ti.xcom_pull(task_ids="publish", dag_id=self.triggered_dag, run_id=self.run_id, key=name)
+                 for name in (VERDICT_KEY, REPORT_KEY, "return_value")}  # fmt: skip
+        if not all(found.values()):
+            raise AirflowFailException(
+                f"{self.run_id}: expected the verdict of its task publish, found none; look at it"
+            )
+        for name in (VERDICT_KEY, REPORT_KEY):
+            ti.xcom_push(key=name, value=found[name])
+        release = Ref.parse(found["return_value"], f"publish of {self.run_id}").expect(Kind.RELEASE)
+        if not release.facts["published"] or release.facts["outcome"] == "unchanged":
+            raise AirflowSkipException(found[VERDICT_KEY])
+        self.log.info("%s", found[VERDICT_KEY])
+        return str(found[VERDICT_KEY])

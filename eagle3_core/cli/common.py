@@ -38,6 +38,8 @@ Root = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for scripts.")]
 DEFAULT_ROOT = ".eagle3/store"
+NOT_PUBLISHED = 3
+"""Exit code of a run that went well and whose drafter did not become the champion."""
 
 
 def configured(recipe: str, overrides: list[str] | None) -> RunConfig:

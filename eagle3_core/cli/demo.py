@@ -15,7 +15,7 @@ from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.checks import check_inputs
 from eagle3_core.cli.airflow_local import CHECKOUT, AirflowError, Api, LocalAirflow
-from eagle3_core.cli.common import one_line_errors
+from eagle3_core.cli.common import NOT_PUBLISHED, one_line_errors
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.follow import Follower, failure
 from eagle3_core.cli.forecast import forecast, has_gpu
@@ -47,7 +47,10 @@ def demo(
     stop_after: Annotated[bool, typer.Option("--stop-after", help="Stop Airflow when the run has ended.")] = False,
     stop_now: Annotated[bool, typer.Option("--stop", help="Stop Airflow and its jobs; run nothing.")] = False,
 ) -> None:
-    """Train and measure a drafter through a real Airflow on this machine; the last line printed is one JSON object."""
+    """Train and measure a drafter through a real Airflow on this machine; the last line printed is one JSON object.
+
+    The exit code is 3 if the drafter was not published.
+    """
     airflow = local_airflow()
     if stop_now:
         stop()
@@ -68,6 +71,8 @@ def demo(
         if stop_after:
             airflow.stop()
     _print(console, airflow, result)
+    if not result["published"]:
+        raise typer.Exit(NOT_PUBLISHED)
 
 
 def stop() -> None:
@@ -158,12 +163,9 @@ def _trigger(api: Api, conf: dict[str, Any]) -> str:
 
 
 def _result(airflow: LocalAirflow, run_id: str, seconds: float) -> dict[str, Any]:
-    """Return the figures of the run's report."""
-    path = f"dags/{DAG}/dagRuns/{run_id}/taskInstances/report/xcomEntries/return_value"
-    value = Api(airflow).get(path, stringify=False)["value"]
-    ref = Ref.parse(json.loads(value) if isinstance(value, str) else value, "the report's XCom").expect(
-        Kind.EVAL_REPORT
-    )
+    """Return the figures of the run's report, and what became of it."""
+    ref = _output(airflow, run_id, "report").expect(Kind.EVAL_REPORT)
+    release = _output(airflow, run_id, "publish").expect(Kind.RELEASE)
     return {
         "acceptance_length": ref.facts["acceptance_length"],
         "trainer_tau": ref.facts["trainer_tau"],
@@ -175,7 +177,16 @@ def _result(airflow: LocalAirflow, run_id: str, seconds: float) -> dict[str, Any
         "shape": ref.facts["shape"],
         "passed": ref.facts["passed"],
         "summary": ref.facts["summary"],
+        "published": release.facts["published"],
+        "outcome": release.facts["said"],
     }
+
+
+def _output(airflow: LocalAirflow, run_id: str, task: str) -> Ref:
+    """Return the reference that a task left, be it skipped or not."""
+    path = f"dags/{DAG}/dagRuns/{run_id}/taskInstances/{task}/xcomEntries/return_value"
+    value = Api(airflow).get(path, stringify=False)["value"]
+    return Ref.parse(json.loads(value) if isinstance(value, str) else value, f"the XCom of {task}")
 
 
 def _print(console: Console, airflow: LocalAirflow, result: dict[str, Any]) -> None:
@@ -184,7 +195,7 @@ def _print(console: Console, airflow: LocalAirflow, result: dict[str, Any]) -> N
     console.print(f"acceptance length  {result['acceptance_length']:.2f} at {result['shape']} "
                   f"(trainer's tau {result['trainer_tau']:.2f})")  # fmt: skip
     console.print(f"speed              {result['speedup']:.2f} times that without speculation")
-    console.print(f"verdict            {result['summary']}", soft_wrap=True)
+    console.print(f"verdict            {result['outcome']}", soft_wrap=True)
     console.print(f"report             {result['report']}", soft_wrap=True)
     console.print(f"Airflow            {result['ui']} (user {user}, password {password}); stop it with `make stop`",
                   soft_wrap=True)  # fmt: skip

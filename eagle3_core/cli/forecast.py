@@ -11,7 +11,8 @@ from pathlib import Path
 
 from eagle3_core.config import RunConfig
 from eagle3_core.estimate import DTYPE_BYTES, Workload, drafter_parameters
-from eagle3_core.identity import DEMO, SMOLLM2, checked_prompts, resolve_prompts, target_shape
+from eagle3_core.identity import DEMO, SMOLLM2, target_shape
+from eagle3_core.prompt_files import checked_prompts, prompt_files
 
 CPU_FLOPS, CPU_FLOPS_BFLOAT16 = 1.4e11, 2.4e11
 """Large matrix products on two cores of a cloud machine, in float32, and in bfloat16 where the processor has it."""
@@ -46,7 +47,7 @@ def forecast(run: RunConfig) -> str:
 def minutes(run: RunConfig) -> tuple[float, float]:
     """Return a low and a high estimate."""
     shape = target_shape(run)
-    prompts = checked_prompts(resolve_prompts(run))
+    prompts = checked_prompts(prompt_files(run))
     samples = min(prompts, run.data.max_prompts or prompts)
     answers = samples * _answer_tokens(run, run.data.max_new_tokens)
     tokens = answers + samples * PROMPT_TOKENS

@@ -12,6 +12,7 @@ from eagle3_core.checks import check_inputs
 from eagle3_core.cli.bench import bench
 from eagle3_core.cli.common import (
     DEFAULT_ROOT,
+    NOT_PUBLISHED,
     AsJson,
     Overrides,
     Recipe,
@@ -28,6 +29,7 @@ from eagle3_core.cli.features import features
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.plan import plan
 from eagle3_core.cli.reference import reference
+from eagle3_core.cli.releases import releases
 from eagle3_core.cli.remap import remap
 from eagle3_core.cli.repair import repair
 from eagle3_core.cli.status import status
@@ -52,7 +54,10 @@ def run(
     until: Annotated[str, typer.Option(help="Stop after this stage.")] = "publish",
     as_json: AsJson = False,
 ) -> None:
-    """Run all stages in order; what is committed already is not computed again."""
+    """Run all stages in order; what is committed already is not computed again.
+
+    The last line says whether the drafter was published; the exit code is 3 if it was not.
+    """
     with one_line_errors():
         if until not in STAGES:
             raise typer.BadParameter(f"expected one of {', '.join(STAGES)}", param_hint="--until")
@@ -63,6 +68,8 @@ def run(
                 if stage.name == until:
                     break
         _show(pipeline, as_json)
+        if not _published(pipeline):
+            raise typer.Exit(NOT_PUBLISHED)
 
 
 @app.command()
@@ -94,7 +101,15 @@ def _show(pipeline: PipelineRun, as_json: bool) -> None:
         print_json({"run": pipeline.run_key, "root": pipeline.store.root, "artifacts": refs})
         return
     if report := pipeline.refs.get(Kind.EVAL_REPORT):
-        console.print(f"report: {pipeline.store.root}/{report.key}/report.html")
+        console.print(f"report: {pipeline.store.root}/{report.key}/report.html", soft_wrap=True)
+    if release := pipeline.refs.get(Kind.RELEASE):
+        print(release.facts["said"])
+
+
+def _published(pipeline: PipelineRun) -> bool:
+    """Tell whether the run's drafter is the champion now; true for a run that did not come that far."""
+    release = pipeline.refs.get(Kind.RELEASE)
+    return release is None or bool(release.facts["published"])
 
 
 def _stage_command(stage: Stage) -> Callable[..., None]:
@@ -136,6 +151,7 @@ app.command(rich_help_panel="Planning and looking")(status)
 app.command(rich_help_panel="Planning and looking")(repair)
 app.add_typer(features, name="features", rich_help_panel="Planning and looking")
 app.command(rich_help_panel="Single stages")(train_node)
+app.add_typer(releases, name="releases", rich_help_panel="Drafters")
 app.command(rich_help_panel="Drafters")(remap)
 app.command(rich_help_panel="Drafters")(bench)
 app.command(rich_help_panel="A local Airflow")(demo)

@@ -23,8 +23,9 @@ from eagle3_core.cli.common import (
 from eagle3_core.config import CaptureConfig, RunConfig
 from eagle3_core.errors import ConfigError
 from eagle3_core.estimate import Estimate, Workload, estimate
-from eagle3_core.identity import checked_prompts, read_config, resolve_prompts, resolve_target, target_shape
+from eagle3_core.identity import read_config, resolve_target, target_shape
 from eagle3_core.model.latent_sizes import latent_sizes
+from eagle3_core.prompt_files import checked_prompts, prompt_files
 from eagle3_core.storage import open_store
 
 
@@ -65,7 +66,7 @@ _GUESS = f"about: {_PROMPT_TOKENS} tokens a prompt, half of data.max_new_tokens 
 def _from_recipe(config: RunConfig, samples: int | None, tokens: float | None) -> Workload:
     target = target_shape(config)
     if samples is None:
-        prompts = checked_prompts(resolve_prompts(config))
+        prompts = checked_prompts(prompt_files(config))
         samples = min(prompts, config.data.max_prompts or prompts)
     # Unknown before the target answers.
     mean = tokens or _PROMPT_TOKENS + config.data.max_new_tokens / 2

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import datetime
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from eagle3_core.config.base import NOT_IDENTITY, Section
 
@@ -14,7 +15,20 @@ class DataConfig(Section):
 
     prompts: str = Field(
         description="JSONL file of prompts: {prompt} or {messages:[{role,content}]} or {turns:[...]}, "
-        "optional id and domain. `demo` is the set that ships with the project.",
+        "optional id and domain; or a directory of such files. `demo` is the set that ships with the project.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    window_days: int | None = Field(
+        None,
+        ge=1,
+        le=3650,
+        description="Of a directory whose file names hold a date (2026-11-29 or 20261129), use only those of so many "
+        "days. Empty: all its files.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    until: datetime.date | None = Field(
+        None,
+        description="The last day of the window. Empty: yesterday in UTC, as the run begins.",
         json_schema_extra=NOT_IDENTITY,
     )
     max_prompts: int | None = Field(None, ge=8, description="Use at most this many prompts (chosen by content hash).")
@@ -26,6 +40,26 @@ class DataConfig(Section):
     chunk_prompts: int = Field(
         128, ge=1, le=100000, description="Prompts answered between two commits.", json_schema_extra=NOT_IDENTITY
     )
+
+    @model_validator(mode="after")
+    def _only_a_window_has_an_end(self) -> Self:
+        if self.until is not None and self.window_days is None:
+            raise ValueError(f"until {self.until}: expected window_days too; set data.window_days, or leave it out")
+        return self
+
+    def at(self, today: datetime.date) -> Self:
+        """Return the same with the window's last day filled in."""
+        if self.window_days is None or self.until is not None:
+            return self
+        return self.model_copy(update={"until": today - datetime.timedelta(days=1)})
+
+    @property
+    def days(self) -> tuple[datetime.date, datetime.date] | None:
+        """Return the first and last day of the window; None: there is no window."""
+        if self.window_days is None:
+            return None
+        assert self.until is not None, "see `at`"
+        return self.until - datetime.timedelta(days=self.window_days - 1), self.until
 
 
 class CaptureConfig(Section):

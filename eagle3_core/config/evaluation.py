@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -162,7 +162,7 @@ class EvaluationConfig(Section):
 
 
 class GateConfig(Section):
-    """What a drafter must reach to be published."""
+    """What a drafter must reach to be published; where there is a champion, it must also be better."""
 
     min_acceptance_length: float = Field(1.5, ge=1, description="Least acceptance length at the primary shape.")
     min_speedup: float = Field(0.0, ge=0, description="Least speed against no speculation at the primary shape.")
@@ -178,4 +178,15 @@ class GateConfig(Section):
         description="Answers that part where the target's logits of the two tokens, in float32, are at most this far "
         "from the best count as equal: half precision decides such near-ties by how many tokens it computes at once. "
         "Targets of over a billion parameters are not looked at.",
+    )
+    no_difference: Literal["keep", "promote"] = Field(
+        "keep",
+        description="What happens where a challenger passes all else and neither its acceptance length nor its speed "
+        "can be told from the champion's.",
+    )
+    min_domain_ratio: float = Field(
+        0.95, ge=0, le=1, description="Least acceptance length in a domain, as a share of the champion's there."
+    )
+    min_domain_prompts: int = Field(
+        8, ge=1, description="Domains with fewer prompts served by both are shown and decide nothing."
     )

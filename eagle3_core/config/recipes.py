@@ -38,6 +38,11 @@ def load_recipe(name_or_path: str, overrides: Mapping[str, Any] | None = None) -
     values = _read(name_or_path)
     for path, value in (overrides or {}).items():
         _set(values, path, value)
+    if values.get("champion") is not None:
+        raise ConfigError(
+            f"recipe {name_or_path}: champion: expected none, for a run takes it from its release as it begins; "
+            "leave it out, and see `eagle3 releases show`"
+        )
     return RunConfig.parse(values, f"recipe {name_or_path}")
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from eagle3_core.config.base import Section, canonical_sha256
+from eagle3_core.config.champion import Champion
 from eagle3_core.config.data import CaptureConfig, DataConfig
 from eagle3_core.config.drafter import DrafterConfig
 from eagle3_core.config.evaluation import EvaluationConfig, GateConfig
@@ -31,6 +32,7 @@ class RunConfig(Section):
     serving: ServingConfig = ServingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
     gate: GateConfig = GateConfig()
+    champion: Champion | None = Field(None, description="Frozen as the run begins; no business of a recipe.")
 
     @model_validator(mode="after")
     def _sections_agree(self) -> Self:
@@ -48,13 +50,31 @@ class RunConfig(Section):
         return value
 
     def slice(self, names: tuple[str, ...]) -> dict[str, Any]:
-        """Return the identity of sections, or of fields like "evaluation.shapes": what a content name depends on."""
+        """Return the identity of sections, or of fields like "evaluation.shapes": what a content name depends on.
+
+        "champion" is the drafter that is challenged, "start" the one that training starts from, if there is one.
+        """
         found: dict[str, Any] = {}
         for name in names:
+            if name in ("champion", "start"):
+                found |= self._frozen(name)
+                continue
             section, _, field = name.partition(".")
             identity = self.section(section).identity()
             found[name] = identity[field] if field else identity
         return found
+
+    @property
+    def start(self) -> Champion | None:
+        """Return the champion if training starts from it."""
+        return self.champion if self.training.start_from == "champion" else None
+
+    def _frozen(self, name: str) -> dict[str, Any]:
+        if name == "champion" and self.champion is not None:
+            return {name: self.champion.model_dump(mode="json")}
+        if name == "start" and self.start is not None:
+            return {name: [self.start.checkpoint.manifest_sha256, self.training.warm_learning_rate]}
+        return {}
 
     def digest(self) -> str:
         """Return the sha256 of the whole configuration, locations included."""

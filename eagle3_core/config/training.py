@@ -13,6 +13,19 @@ class TrainingConfig(Section):
     """Optimisation, TTT, packing, checkpoints."""
 
     learning_rate: float = Field(1e-4, gt=0, le=1, description="Peak learning rate, for example 3e-5.")
+    start_from: Literal["scratch", "champion"] = Field(
+        "scratch",
+        description="What the first weights are: fresh ones, or those of the champion, the drafter that is released "
+        "under this name for this target. Without a champion: fresh ones.",
+        json_schema_extra=NOT_IDENTITY,
+    )
+    warm_learning_rate: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Peak learning rate of a run that starts from a champion, usually lower. Empty: learning_rate.",
+        json_schema_extra=NOT_IDENTITY,
+    )
     epochs: float = Field(2.0, gt=0, le=1000, description="Passes over the training samples; fractions are fine.")
     batch_tokens: int = Field(8192, ge=64, le=4_194_304, description="Tokens of one optimiser step, over all ranks.")
     row_tokens: int = Field(
@@ -76,3 +89,9 @@ class TrainingConfig(Section):
         if self.nodes > 1 and self.rdzv_endpoint is None:
             raise ValueError(f"training.nodes {self.nodes} needs training.rdzv_endpoint, HOST:PORT of this machine")
         return self
+
+    def of_start(self, *, warm: bool) -> Self:
+        """Return the same with the learning rate of its start."""
+        if not warm or self.warm_learning_rate is None:
+            return self
+        return self.model_copy(update={"learning_rate": self.warm_learning_rate})

@@ -187,7 +187,7 @@ def _manifests(store: ObjectStore, broken: list[tuple[Standing | None, str]]) ->
     A damaged manifest goes to `broken`: nobody can say what it refers to.
     """
     found: dict[str, Mapping[str, str]] = {}
-    for stage in ("plan_capture", "seal", "train", "export", "parity", "evaluate", "report", "publish"):
+    for stage in ("plan_capture", "seal", "train", "export", "parity", "evaluate", "challenge", "report", "publish"):
         for key in committed_keys(store, stage):
             if "/checkpoints/" in key:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from eagle3_core.config.base import canonical_sha256
@@ -97,6 +97,12 @@ def split(prompts: Sequence[NamedPrompt], fraction: float) -> Split:
     positions = [split_position(prompt) for prompt in prompts]
     held_out = sum(position < fraction for position in positions)
     return Split(len(positions) - held_out, held_out, min(positions))
+
+
+def conversation(messages: Iterable[Mapping[str, str]], later_turns: Iterable[str]) -> str:
+    """Return the sha256 of what is said but for system messages, case and blanks: whoever learnt it has seen it."""
+    said = [dict(message) for message in messages if message["role"] != "system"]
+    return _digest(said, tuple(later_turns), loose=True)
 
 
 def _digest(messages: list[dict[str, str]], turns: tuple[str, ...], *, loose: bool) -> str:

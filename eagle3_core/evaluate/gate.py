@@ -1,8 +1,12 @@
-"""Judge a drafter: figures and thresholds in, a verdict with reasons out. Pure; an unknown figure is an error."""
+"""Judge a drafter: figures, thresholds and the champion in, a verdict with reasons out. Pure.
+
+An unknown figure is an error.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
@@ -10,6 +14,7 @@ from pydantic import Field
 from eagle3_core.config.base import Section
 from eagle3_core.config.evaluation import GateConfig
 from eagle3_core.errors import NotSpeculatingError
+from eagle3_core.evaluate.against import Against, DomainAgainst, Standing
 
 DEAD_BELOW = 1.05
 """Below this acceptance length the drafter proposes nothing useful, however good the answers look."""
@@ -49,10 +54,11 @@ class Verdict(Section):
     passed: bool
     checks: tuple[Check, ...]
     summary: str
+    standing: Standing | None = Field(None, description="Against the champion; None: there was none to compare with.")
 
 
-def judge(figures: Figures, gate: GateConfig) -> Verdict:
-    """Compare every figure with its threshold.
+def judge(figures: Figures, gate: GateConfig, against: Against | None = None) -> Verdict:
+    """Compare every figure with its threshold, and with the champion where there is one.
 
     Raises:
         NotSpeculatingError: a figure is unknown; unknown is never taken for 0 or 1.
@@ -68,7 +74,7 @@ def judge(figures: Figures, gate: GateConfig) -> Verdict:
         raise NotSpeculatingError(f"{figures.shape}: no answer was compared with its counterpart without speculation")
     agreement = (figures.equal_answers + figures.near_ties) / figures.compared_answers
     disagreement = abs(acceptance - trainer_tau) / trainer_tau
-    checks = (
+    checks: tuple[Check, ...] = (
         _at_least("acceptance length", acceptance, gate.min_acceptance_length, "served acceptance length"),
         _at_least("speedup", speedup, gate.min_speedup, "speed against no speculation"),
         _at_most("tau disagreement", disagreement, gate.max_tau_disagreement,
@@ -77,9 +83,37 @@ def judge(figures: Figures, gate: GateConfig) -> Verdict:
                   f"{figures.equal_answers} of {figures.compared_answers} answers equal token by token, "
                   f"{figures.near_ties} part at a near-tie, {figures.unknown_gaps} where no gap is known"),
     )  # fmt: skip
+    summary = f"at {figures.shape} acceptance length {acceptance:.2f}, {_pace(speedup, figures.word)}"
+    if against is not None:
+        checks += tuple(_against(against, gate))
+        summary += f"; {_told(against)}"
     passed = all(check.passed for check in checks)
-    pace = _pace(speedup, figures.word)
-    return Verdict(passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, pace, checks))
+    return Verdict(
+        passed=passed, checks=checks, summary=_summary(figures.shape, acceptance, summary, checks),
+        standing=against.word if against else None,
+    )  # fmt: skip
+
+
+def _against(against: Against, gate: GateConfig) -> Iterator[Check]:
+    """Yield the checks against the champion; a domain of few prompts decides nothing."""
+    yield Check(
+        name="lead over the champion", threshold=1.0, found=against.acceptance.ratio,
+        passed=against.word == "better" or (against.word, gate.no_difference) == ("no difference shown", "promote"),
+        reason=f"{_told(against)}, over {against.prompts} prompts; gate.no_difference: {gate.no_difference}",
+    )  # fmt: skip
+    deciding = [one for one in against.domains if one.prompts >= gate.min_domain_prompts]
+    if deciding:
+        worst = min(deciding, key=lambda one: one.share)
+        yield _at_least("every domain", worst.share, gate.min_domain_ratio, _in_domain(worst, len(deciding)))
+
+
+def _in_domain(worst: DomainAgainst, domains: int) -> str:
+    return (f"least of {domains} domains, {worst.domain} ({worst.prompts} prompts): acceptance length "
+            f"{worst.challenger:.2f} against {worst.champion:.2f}, as a share")  # fmt: skip
+
+
+def _told(against: Against) -> str:
+    return f"against the champion {against.word}: acceptance length {against.acceptance}, speed {against.speed}"
 
 
 def _pace(speedup: float, word: Word | None) -> str:
@@ -108,10 +142,10 @@ def _at_most(name: str, found: float, threshold: float, what: str) -> Check:
                  reason=f"{what}: {found:.1%} apart, at most {threshold:.1%} allowed")  # fmt: skip
 
 
-def _summary(shape: str, acceptance: float, pace: str, checks: tuple[Check, ...]) -> str:
+def _summary(shape: str, acceptance: float, figures: str, checks: tuple[Check, ...]) -> str:
     failed = [check.name for check in checks if not check.passed]
     if acceptance < DEAD_BELOW:
         return (f"Refused: at {shape} the drafter contributes nothing (acceptance length {acceptance:.2f}); check the "
                 "parameter names, d2t, the aux layers and that the algorithm is EAGLE3.")  # fmt: skip
     head = f"Refused for {', '.join(failed)}" if failed else "Passed"
-    return f"{head}: at {shape} acceptance length {acceptance:.2f}, {pace}."
+    return f"{head}: {figures}."

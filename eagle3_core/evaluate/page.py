@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from eagle3_core.evaluate import plots
+from eagle3_core.evaluate.against import Against, Ratio
 from eagle3_core.evaluate.report import Report
 
 TEMPLATE = "report.html"
@@ -18,6 +19,7 @@ def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
     """Return the page; `metrics` are the lines of the training's metrics.jsonl."""
     return template(TEMPLATE).render(
         report=report,
+        champion_plot=_against(report.challenge.against) if report.challenge.against else "",
         sweeps=[("none", report.baseline_sweep), *((row.shape, row.sweep) for row in report.rows)],
         plots=[
             ("Speed and acceptance by draft shape", _by_shape(report)),
@@ -64,6 +66,19 @@ def _by_shape(report: Report) -> str:
         },
         "shapes",
         "Acceptance length and output tokens per second of each draft shape",
+    )
+
+
+def _against(against: Against) -> str:
+    """Draw the challenger's figures over the champion's: all prompts, then each domain, with their intervals."""
+    rows: list[tuple[str, Ratio | None, float]] = [
+        ("speed", against.speed, against.speed.ratio),
+        ("acceptance length", against.acceptance, against.acceptance.ratio),
+        *((f"{one.domain} ({one.prompts})", one.ratio, one.share) for one in against.domains),
+    ]
+    points = {label: (at, None if span is None else (span.low, span.high)) for label, span, at in rows}
+    return plots.intervals(
+        points, "times the champion's", "champion", "Challenger against champion, with 95 % intervals"
     )
 
 

@@ -94,6 +94,23 @@ def bars(panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], name: s
         return _svg(figure, name, title)
 
 
+def intervals(rows: Mapping[str, tuple[float, tuple[float, float] | None]], x_label: str, name: str, title: str) -> str:
+    """Draw one row per key, the first on top: a value with its interval, and a line at 1."""
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(8.8, 0.9 + 0.32 * len(rows)), layout="constrained")
+        (axes,) = _row(figure, 1)
+        axes.axvline(1.0, color=_INK, linewidth=0.8)
+        for at, (value, span) in enumerate(rows.values()):
+            if span is not None:
+                axes.plot(span, (at, at), color=_SERIES[0])
+            axes.plot((value,), (at,), color=_SERIES[0], marker="o", markersize=5)
+        axes.set_yticks(range(len(rows)), list(rows))
+        axes.invert_yaxis()
+        axes.grid(axis="y", visible=False)
+        axes.set_xlabel(x_label)
+        return _svg(figure, name, title)
+
+
 def _legend(axes: Axes) -> None:
     """Put the legend above the panel, where it covers nothing."""
     axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8, columnspacing=1.2, handlelength=1.4)

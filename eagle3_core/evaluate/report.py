@@ -10,6 +10,7 @@ from pydantic import Field
 from eagle3_core.config.base import Section
 from eagle3_core.config.evaluation import EvaluationConfig, GateConfig
 from eagle3_core.errors import ArtifactError, ConfigError
+from eagle3_core.evaluate.against import Challenge
 from eagle3_core.evaluate.comparison import Difference, Served, ShapeRow, compare_shape, differences
 from eagle3_core.evaluate.gate import Figures, Verdict, judge
 from eagle3_core.evaluate.measurement import Measurement
@@ -31,6 +32,7 @@ class Report(Section):
 
     name: str
     verdict: Verdict
+    challenge: Challenge
     primary: ShapeRow
     rows: tuple[ShapeRow, ...]
     baseline: Measurement
@@ -90,7 +92,7 @@ def build(
     )
     return Report(
         name=name,
-        verdict=judge(_figures(primary, gate, about["differences"]), gate),
+        verdict=judge(_figures(primary, gate, about["differences"]), gate, about["challenge"].against),
         primary=primary,
         rows=rows,
         baseline=baseline.measurement,

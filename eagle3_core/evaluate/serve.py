@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +13,9 @@ from eagle3_core.errors import EngineError, InputError
 from eagle3_core.evaluate.bench.drive import Hooks, bench
 from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt
 from eagle3_core.evaluate.bench.results import BenchRun
+from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.measurement import BASELINE, Measurement, summarise
+from eagle3_core.progress import Progress
 
 
 def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
@@ -58,3 +61,18 @@ def first_point(run: BenchRun, circumstances: Mapping[str, Any]) -> Measurement:
     return summarise(
         run.answers_at(cell.cell), cell.wall_s, {"shape": shape, **circumstances}, speculating=run.server.speculating
     )
+
+
+def telling(progress: Progress, answers: int) -> Hooks:
+    """Return what tells a job's progress of each answer."""
+    done = tokens = 0
+    started = time.monotonic()
+
+    def answer(found: StreamedAnswer | None) -> None:
+        nonlocal done, tokens
+        done += 1
+        tokens += 0 if found is None else found.completion_tokens
+        seconds = time.monotonic() - started
+        progress.update(done, answers, "answers", tokens_per_s=tokens / seconds if seconds > 1 else None)
+
+    return Hooks(answer=answer)

@@ -12,8 +12,9 @@ from pathlib import Path
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import RunConfig
 from eagle3_core.config.base import canonical_sha256
-from eagle3_core.identity import resolve_prompts, resolve_target
+from eagle3_core.identity import resolve_target
 from eagle3_core.pipeline import STAGES, Stage
+from eagle3_core.prompt_files import prompt_files
 from eagle3_core.storage import open_store
 
 
@@ -85,8 +86,8 @@ def engine_python() -> Path:
 
 def _slice(stage: Stage, run: RunConfig) -> dict[str, object]:
     if stage.produces == Kind.RELEASE:
-        return {"name": run.name}
-    everything = tuple(name for name in RunConfig.model_fields if name != "name")
+        return {"name": run.name, **run.slice(stage.sections)}
+    everything = tuple(name for name in RunConfig.model_fields if name not in ("name", "champion"))
     return run.slice(everything if stage.produces == Kind.PREFLIGHT else stage.sections)
 
 
@@ -97,7 +98,7 @@ def _outside(stage: Stage, run: RunConfig, python: Path) -> list[object]:
         target = resolve_target(run)
         found += [_stamp(path) for path in sorted(target.iterdir())] if target.is_dir() else [str(target)]
     if not stage.inputs:
-        found.append(_stamp(resolve_prompts(run)))
+        found += [_stamp(path) for path in prompt_files(run)]
     if stage.engine:
         packages = python.parent.parent.glob("lib/python3*/site-packages/*.dist-info")
         wanted = ("sglang-", "torch-", "transformers-")

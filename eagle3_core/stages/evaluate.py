@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,6 @@ from eagle3_core.pipeline import SIMULATED, shape_names
 from eagle3_core.storage import commit, find, load
 
 if TYPE_CHECKING:
-    from eagle3_core.evaluate.bench.drive import Hooks
-    from eagle3_core.evaluate.bench.stream import StreamedAnswer
     from eagle3_core.evaluate.measurement import Measurement
 
 SWEEP = "sweep.json"
@@ -87,7 +84,7 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     """Start a server, serve, write both files; return the facts for the reference."""
     from eagle3_core.engine.server import SglangServer
     from eagle3_core.evaluate.measurement import BASELINE, check_counters, check_pretended
-    from eagle3_core.evaluate.serve import first_point, held_out, sweep
+    from eagle3_core.evaluate.serve import first_point, held_out, sweep, telling
 
     run, prompt_set = context.run, context.input("prompt_set")
     require_target(run, prompt_set.manifest.facts["target"])
@@ -97,7 +94,8 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     plan = _plan(context, shape, float(pretended) if pretended else None)
     with SglangServer.of_stage(plan, context) as server, server.client() as client:
         try:
-            hooks = _hooks(context, len(prompts))
+            total = len(prompts) * run.evaluation.repeats * len(run.evaluation.concurrency)
+            hooks = telling(context.progress, total)
             # What a server pretends is no text, and where it would end means nothing.
             found = sweep(server.url, prompts, run.evaluation, hooks, ignore_eos=bool(pretended))
         except EngineError as error:
@@ -132,25 +130,6 @@ def _plan(context: StageContext, shape: str, pretended: float | None) -> LaunchP
     drafter = materialise(context.input("drafter"), context.work / "drafter")
     plan = LaunchPlan.speculate(target, run.target.dtype, run.serving, drafter, DraftShape.from_name(shape))
     return replace(plan, pretended_length=pretended)
-
-
-def _hooks(context: StageContext, prompts: int) -> Hooks:
-    """Return what tells the job's progress of each answer."""
-    from eagle3_core.evaluate.bench.drive import Hooks
-
-    evaluation = context.run.evaluation
-    total = prompts * evaluation.repeats * len(evaluation.concurrency)
-    state = {"answers": 0, "tokens": 0}
-    started = time.monotonic()
-
-    def answer(found: StreamedAnswer | None) -> None:
-        state["answers"] += 1
-        state["tokens"] += 0 if found is None else found.completion_tokens
-        seconds = time.monotonic() - started
-        rate = state["tokens"] / seconds if seconds > 1 else None
-        context.progress.update(state["answers"], total, "answers", tokens_per_s=rate)
-
-    return Hooks(answer=answer)
 
 
 def _facts(measurement: Measurement) -> dict[str, Any]:

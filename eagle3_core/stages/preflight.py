@@ -30,8 +30,9 @@ from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.export.configs import write_config
 from eagle3_core.export.dialects import DIALECTS
 from eagle3_core.export.facts import DrafterFacts
-from eagle3_core.identity import read_config, read_target, resolve_prompts, resolve_target, target_fingerprint
+from eagle3_core.identity import read_config, read_target, resolve_target, target_fingerprint
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.prompt_files import checked_prompts, prompt_files
 from eagle3_core.prompts import read_prompts
 from eagle3_core.storage import ObjectStore
 from eagle3_core.train.destinations import require_trackers
@@ -97,10 +98,8 @@ def _sizes(config: RunConfig) -> DrafterArchitecture:
 
 def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
     """Compare the most the features can take with what the root has free."""
-    from eagle3_core.identity import checked_prompts
-
     shape = read_target(resolve_target(config))
-    prompts = checked_prompts(resolve_prompts(config))
+    prompts = checked_prompts(prompt_files(config))
     count = min(prompts, config.data.max_prompts or prompts)
     layers = aux_layers(config.target, shape)
     # Expected, not the worst case: half of the longest answer, plus a prompt of 64 tokens.
@@ -120,11 +119,11 @@ def _space(config: RunConfig, store: ObjectStore) -> dict[str, int | None]:
 
 def _split(config: RunConfig) -> dict[str, int]:
     """Count what the prompts will be split into, as `prepare` does; it may yet leave some out as too long."""
-    path, data = resolve_prompts(config), config.data
-    given = [named(prompt, data.system_prompt) for prompt in read_prompts(path)]
+    files, data = prompt_files(config), config.data
+    given = [named(prompt, data.system_prompt) for path in files for prompt in read_prompts(path)]
     distinct = sorted(unique(given), key=selection_rank)
     chosen = split(distinct[: data.max_prompts], data.held_out_fraction)
-    chosen.check(path, data.held_out_fraction)
+    chosen.check(data.prompts, data.held_out_fraction)
     config.evaluation.require_prompts(chosen.held_out)
     return {"train": chosen.train, "held_out": chosen.held_out, "duplicates": len(given) - len(distinct)}
 

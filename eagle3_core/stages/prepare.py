@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Ref
@@ -13,8 +12,9 @@ from eagle3_core.config.data import DataConfig
 from eagle3_core.context import StageContext
 from eagle3_core.data.prompts import NamedPrompt, named, selection_rank, split, split_position, unique
 from eagle3_core.errors import InputError, TargetError
-from eagle3_core.identity import cached_sha256, check_sizes, resolve_prompts, resolve_target, target_fingerprint
+from eagle3_core.identity import check_sizes, resolve_target, target_fingerprint
 from eagle3_core.progress import Progress
+from eagle3_core.prompt_files import prompt_files, prompts_sha256
 from eagle3_core.prompts import read_prompts
 
 if TYPE_CHECKING:
@@ -40,20 +40,21 @@ def run(context: StageContext) -> Ref:
         TargetError: the chat template fails on a prompt.
     """
     data = context.run.data
-    target, prompts = resolve_target(context.run), resolve_prompts(context.run)
+    target, files = resolve_target(context.run), prompt_files(context.run)
     identity = target_fingerprint(target)
     check_sizes(context.run, identity)
-    content = {"target": identity.sha256, "prompts": cached_sha256(prompts)}
+    content = {"target": identity.sha256, "prompts": prompts_sha256(files)}
     if done := context.done(content):
         return done
     from eagle3_core.data.chat import Chat, check_template
 
+    _say_days(context, len(files))
     check_template(target, data.system_prompt)
     chat = Chat(target)
-    given = [named(prompt, data.system_prompt) for prompt in read_prompts(prompts)]
+    given = [named(prompt, data.system_prompt) for path in files for prompt in read_prompts(path)]
     distinct = sorted(unique(given), key=selection_rank)
     rendered, too_long = _render(distinct, chat, data, identity.vocab_size, context.progress)
-    _check_split(rendered, data, prompts, too_long)
+    _check_split(rendered, data, too_long)
     staged = context.staged()
     with (staged / FILE).open("w", encoding="utf-8") as file:
         for item in sorted(rendered, key=lambda item: item.prompt.id):
@@ -72,6 +73,12 @@ def run(context: StageContext) -> Ref:
         "special_ids": chat.special_ids,
     }
     return context.commit(staged, content=content, facts=facts, ref_facts=counts)
+
+
+def _say_days(context: StageContext, files: int) -> None:
+    """Say which days the prompts are of; a day without a file is told, since it may be a collector that failed."""
+    if days := context.run.data.days:
+        context.progress.phase(f"{files} files of the {context.run.data.window_days} days {days[0]} to {days[1]}")
 
 
 def _render(
@@ -99,13 +106,13 @@ def _render(
     return rendered, too_long
 
 
-def _check_split(rendered: Sequence[_Rendered], data: DataConfig, where: Path, too_long: int) -> None:
+def _check_split(rendered: Sequence[_Rendered], data: DataConfig, too_long: int) -> None:
     if not rendered:
         raise InputError(
-            f"{where}: expected prompts of at most {data.max_sample_tokens - data.max_new_tokens} tokens, found none "
-            f"({too_long} are longer); raise data.max_sample_tokens or lower data.max_new_tokens"
+            f"{data.prompts}: expected prompts of at most {data.max_sample_tokens - data.max_new_tokens} tokens, found "
+            f"none ({too_long} are longer); raise data.max_sample_tokens or lower data.max_new_tokens"
         )
-    split([item.prompt for item in rendered], data.held_out_fraction).check(where, data.held_out_fraction)
+    split([item.prompt for item in rendered], data.held_out_fraction).check(data.prompts, data.held_out_fraction)
 
 
 def _line(item: _Rendered) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import csv
 import json
 from typing import TYPE_CHECKING, Any
 
-from eagle3_core.artifacts import Ref
+from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.context import StageContext
 from eagle3_core.identity import require_target
 from eagle3_core.pipeline import STAGES, output_key, shape_names, shard_key
+from eagle3_core.releases import opened
 from eagle3_core.storage import Artifact, load
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def run(context: StageContext) -> Ref:
     if done := context.done():
         return done
     from eagle3_core.evaluate import page
+    from eagle3_core.evaluate.against import CHALLENGE_FILE, TRAINED_ON_FILE, Challenge
     from eagle3_core.evaluate.report import build
 
     measurements = _measurements(context)
@@ -42,6 +44,7 @@ def run(context: StageContext) -> Ref:
         served,
         checkpoint.json("validation.json"),
         {
+            "challenge": Challenge.parse(context.input("challenge").json(CHALLENGE_FILE), "challenge.json"),
             "differences": _differences(context, baseline, served[: len(context.run.evaluation.shapes)]),
             "parity": context.input("parity").json("parity.json"),
             "drafter": _facts(context.input("drafter")),
@@ -53,6 +56,7 @@ def run(context: StageContext) -> Ref:
     (staged / "report.html").write_text(page.render(report, [json.loads(line) for line in metrics]), encoding="utf-8")
     (staged / "report.json").write_text(report.model_dump_json(indent=1), encoding="utf-8")
     _write_csv(staged / "report.csv", baseline, report)
+    (staged / TRAINED_ON_FILE).write_text("".join(f"{name}\n" for name in sorted(_learnt(context))), encoding="utf-8")
     context.progress.phase(report.verdict.summary)
     return context.commit(staged, ref_facts=_ref_facts(report))
 
@@ -91,12 +95,30 @@ def _differences(context: StageContext, baseline: Served, served: list[Served]) 
     return with_gaps(found, contexts, directory, target["parameters"], primary)
 
 
+def _learnt(context: StageContext) -> set[str]:
+    """Return the conversations that the drafter, and all it started from, were trained on."""
+    from eagle3_core.data.corpus import read_prompt_set
+    from eagle3_core.data.prompts import conversation
+    from eagle3_core.evaluate.against import TRAINED_ON_FILE
+
+    prompts, champion = context.input("prompt_set"), context.run.champion
+    found = {conversation(one.messages, one.later_turns) for one in read_prompt_set(prompts) if not one.held_out}
+    if champion is None:
+        return found
+    same_target = champion.target_sha256 == prompts.manifest.facts["target"].get("sha256")
+    started_from_it = context.run.start is not None and same_target
+    if started_from_it or champion.drafter.manifest_sha256 == context.inputs["drafter"].manifest_sha256:
+        before = load(context.store, opened(Kind.EVAL_REPORT, champion.report))
+        found.update(before.verified_path(TRAINED_ON_FILE).read_text(encoding="utf-8").split())
+    return found
+
+
 def _facts(artifact: Artifact) -> dict[str, Any]:
     return {name: value for name, value in artifact.manifest.facts.items() if name != "shown"}
 
 
 def _lineage(context: StageContext, measurements: dict[str, Artifact]) -> list[dict[str, Any]]:
-    artifacts = {name: context.input(name) for name in ("prompt_set", "checkpoint", "drafter", "parity")}
+    artifacts = {name: context.input(name) for name in ("prompt_set", "checkpoint", "drafter", "parity", "challenge")}
     artifacts |= {f"measurement {name}": artifact for name, artifact in measurements.items()}
     return [
         {
@@ -132,4 +154,5 @@ def _ref_facts(report: Report) -> dict[str, Any]:
         "tokens_per_s": round(primary.tokens_per_s, 2),
         "equal_answers": f"{primary.equal_answers}/{primary.compared_answers}",
         "summary": report.verdict.summary,
+        "champion": report.challenge.said,
     }

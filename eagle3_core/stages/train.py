@@ -5,6 +5,11 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from eagle3_core.artifacts import Kind
+from eagle3_core.config.base import canonical_sha256
+from eagle3_core.releases import opened
+from eagle3_core.storage import load
+
 if TYPE_CHECKING:
     from eagle3_core.artifacts import Ref
     from eagle3_core.context import StageContext
@@ -16,6 +21,8 @@ def run(context: StageContext) -> Ref:
     """Return the trained drafter: the best checkpoint by held-out tau at the primary shape."""
     if done := context.done():
         return done
+    if (learnt := _learnt_already(context)) is not None:
+        return learnt
     from eagle3_core.engine.platform import resolve_device
     from eagle3_core.train.destinations import require_trackers
     from eagle3_core.train.launch import run_torchrun
@@ -38,6 +45,27 @@ def run(context: StageContext) -> Ref:
         path.replace(staged / path.name)
     shutil.copyfile(context.input("vocab_map").verified_path(VOCAB_FILE), staged / VOCAB_FILE)
     figures = {"trainer_tau": round(outcome.trainer_tau, 4), "steps": outcome.step, "tokens": outcome.tokens}
-    ref = context.commit(staged, facts={"best_step": outcome.best_step}, ref_facts=figures)
+    facts = {"best_step": outcome.best_step, "recipe_sha256": _recipe_sha256(context)}
+    ref = context.commit(staged, facts=facts, ref_facts=figures)
     keep_checkpoints(context.store, context.key(), ())
     return ref
+
+
+def _learnt_already(context: StageContext) -> Ref | None:
+    """Return the champion's own checkpoint if it was trained by this recipe on these features: nothing is new."""
+    start = context.run.start
+    if start is None:
+        return None
+    champion = load(context.store, opened(Kind.CHECKPOINT, start.checkpoint))
+    if champion.manifest.facts.get("recipe_sha256") != _recipe_sha256(context):
+        return None
+    context.progress.phase(f"nothing new since the champion {champion.ref.key}; its checkpoint stands")
+    return champion.ref
+
+
+def _recipe_sha256(context: StageContext) -> str:
+    """Return what names a training but for what it starts from."""
+    sections = tuple(name for name in context.stage.sections if name != "start")
+    inputs = {name: ref.manifest_sha256 for name, ref in context.inputs.items()}
+    rate = context.run.training.warm_learning_rate
+    return canonical_sha256({"config": context.run.slice(sections), "warm_learning_rate": rate, "inputs": inputs})

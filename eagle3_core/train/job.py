@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -49,6 +49,8 @@ class TrainJob:
     target: TargetWeights
     draft_to_target: tuple[int, ...]
     train_lm_head: bool = True
+    start: Mapping[str, torch.Tensor] | None = None
+    """The champion's parameters, for a warm start."""
 
     @cached_property
     def order(self) -> TrainOrder:
@@ -103,5 +105,7 @@ class TrainJob:
         drafter = Eagle3Drafter(self.sizes, self.target.embedding, train_lm_head=self.train_lm_head)
         ids = torch.tensor(self.draft_to_target)
         drafter.start_from_target(self.target.head[ids], self.target.final_norm, self.training.seed)
+        if self.start is not None:
+            drafter.load_state_dict(dict(self.start))
         drafter.embed_tokens = drafter.embed_tokens.to(self.dtype)
         return drafter.to(device), TargetHead.of(self.target.head, ids).to(device, self.dtype)

@@ -18,6 +18,7 @@ from eagle3_core.storage import ObjectStore, load
 from eagle3_core.train.checkpoint import PARAMETERS, TrainState
 from eagle3_core.train.job import TrainJob
 from eagle3_core.train.request import TrainRequest
+from eagle3_core.train.start import champion_weights
 from eagle3_core.train.trackers import METRICS_FILE, metrics_text
 from eagle3_core.vocab import VocabMap
 
@@ -48,7 +49,12 @@ def build_job(request: TrainRequest, store: ObjectStore) -> TrainJob:
         found = tuple(weights.embedding.shape)
         raise TargetError(f"{directory}: embedding {found} is not config.json's {sizes.vocab_size, sizes.hidden_size}")
     run = request.run
-    return TrainJob(run.training, run.evaluation, sizes, features, weights, vocab.target_ids, run.drafter.train_lm_head)
+    head = weights.head[torch.tensor(vocab.target_ids)]
+    start = champion_weights(run, store, sizes, vocab, VOCAB_FILE, head)
+    return TrainJob(
+        run.training.of_start(warm=start is not None), run.evaluation, sizes, features, weights, vocab.target_ids,
+        run.drafter.train_lm_head, start,
+    )  # fmt: skip
 
 
 def write_final(

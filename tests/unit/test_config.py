@@ -136,7 +136,7 @@ WRONG = [
     ("evaluation.shapes=[{num_steps: 1, topkk: 1}]", "evaluation.shapes.0.topkk: unknown key, did you mean 'topk'?"),
     ("learning_rat=1", "learning_rat: unknown key, did you mean 'training.learning_rate'?"),
     ("training.last_rows=x", "training.last_rows: unknown key, did you mean 'capture.last_rows'?"),
-    ("data=5", "data: expected a section with the keys prompts, max_prompts, "),
+    ("data=5", "data: expected a section with the keys prompts, window_days, until, "),
 ]
 
 

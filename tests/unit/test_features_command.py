@@ -22,8 +22,8 @@ from eagle3_core.data import collect
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.jobs.files import COMMAND, EXIT, RESULT, SUPERVISOR
 from eagle3_core.jobs.processes import Identity
+from eagle3_core.releases import Entry, point, read_release
 from eagle3_core.runner import freeze
-from eagle3_core.stages.publish import point
 from eagle3_core.storage import PLANNING, commit, find, load
 
 
@@ -55,9 +55,10 @@ class Typed:
         checkpoint = self.put(f"train/{tag}", Kind.CHECKPOINT, feature_set=features)
         drafter = self.put(f"export/{tag}", Kind.DRAFTER, checkpoint=checkpoint)
         report = self.put(f"report/{tag}", Kind.EVAL_REPORT, drafter=drafter)
-        entry = {"drafter": drafter.key, "drafter_manifest_sha256": drafter.manifest_sha256,
-                 "report": report.key, "report_manifest_sha256": report.manifest_sha256}  # fmt: skip
-        point(self.store, name, entry)
+        entry = Entry(drafter=drafter.key, drafter_manifest_sha256=drafter.manifest_sha256, report=report.key,
+                      report_manifest_sha256=report.manifest_sha256, summary="", at="", by="", why="")  # fmt: skip
+        before = read_release(self.store, name)
+        assert point(self.store, name, entry, before and before.current.drafter_manifest_sha256) is None
         return checkpoint
 
     def job(self, name, stage, inputs=None, state="succeeded", result=None, run="", age_s=0):

@@ -6,8 +6,8 @@ import os
 import pytest
 
 from eagle3_core import identity
-from eagle3_core.errors import ConfigError, InputError, TargetError
-from eagle3_core.identity import checked_prompts, read_target, require_target, resolve_prompts, target_fingerprint
+from eagle3_core.errors import ConfigError, TargetError
+from eagle3_core.identity import read_target, require_target, target_fingerprint
 
 
 def edit(path, **changes):
@@ -105,45 +105,6 @@ def test_a_target_that_changed_under_a_run_is_named_with_the_part(config, tiny_t
     edit(tiny_target / "tokenizer_config.json", other=1)
     with pytest.raises(TargetError, match="found another tokenizer"):
         require_target(config, begun)
-
-
-@pytest.mark.parametrize(
-    ("line", "words"),
-    [
-        ("{", "Expecting property name"),
-        ("[1]", "expected an object, found list"),
-        ('{"text": "a"}', "exactly one of prompt, messages, turns, found ['text']"),
-        ('{"prompt": "a", "turns": ["b"]}', "exactly one"),
-        ('{"prompt": "  "}', "non-empty text in prompt"),
-        ('{"prompt": 3}', "non-empty text in prompt"),
-        ('{"turns": ["a", ""]}', "non-empty text in turns"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "last message of role user"),
-        ('{"messages": [{"role": "user", "content": [1]}]}', "messages of role and text"),
-        ('{"messages": "a"}', "list of messages"),
-    ],
-)
-def test_a_line_that_is_no_prompt_is_named_by_its_number(tmp_path, line, words):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "fine"}\n\n' + line + "\n")
-    with pytest.raises(InputError) as caught:
-        checked_prompts(path)
-    assert f"{path}:3: " in str(caught.value)
-    assert words in str(caught.value)
-
-
-def test_prompts_are_counted_and_an_empty_file_is_refused(tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a"}\n\n{"turns": ["a", "b"], "question_id": 81, "category": "writing"}\n')
-    assert checked_prompts(path) == 2
-    path.write_text("\n")
-    with pytest.raises(InputError, match="empty file"):
-        checked_prompts(path)
-
-
-def test_a_missing_prompt_file_is_refused(config):
-    elsewhere = config.model_copy(update={"data": config.data.model_copy(update={"prompts": "/nowhere.jsonl"})})
-    with pytest.raises(InputError, match="expected a JSONL file, found none"):
-        resolve_prompts(elsewhere)
 
 
 def test_samples_longer_than_the_targets_positions_are_refused(config, tiny_target):

@@ -87,7 +87,7 @@ def compare(run: BenchRun, other: BenchRun) -> Comparison:
     rows = []
     for cell in run.cells:
         theirs = other.at(cell.cell)
-        pairs = _pairs(run.answers_at(cell.cell), other.answers_at(cell.cell))
+        pairs = paired(run.answers_at(cell.cell), other.answers_at(cell.cell))
         if theirs is not None and pairs:
             rows.append(_compare_cell(cell, theirs, pairs, run.plan.temperature, baseline))
     if not rows:
@@ -99,7 +99,7 @@ def compare(run: BenchRun, other: BenchRun) -> Comparison:
     return Comparison(against=title, baseline=baseline, cells=tuple(rows))
 
 
-class _Pair(Section):
+class Pair(Section):
     """What one prompt gave on both servers, in the passes that both answered."""
 
     domain: str
@@ -109,7 +109,8 @@ class _Pair(Section):
     ids: tuple[tuple[int, ...], tuple[int, ...]]
 
 
-def _pairs(mine: Sequence[StreamedAnswer], theirs: Sequence[StreamedAnswer]) -> list[_Pair]:
+def paired(mine: Sequence[StreamedAnswer], theirs: Sequence[StreamedAnswer]) -> list[Pair]:
+    """Return what both answered, prompt by prompt, in the passes that both did."""
     sides: list[dict[str, dict[int, StreamedAnswer]]] = [{}, {}]
     for side, answers in zip(sides, (mine, theirs), strict=True):
         for answer in answers:
@@ -121,7 +122,7 @@ def _pairs(mine: Sequence[StreamedAnswer], theirs: Sequence[StreamedAnswer]) -> 
         if passes:
             first = next(iter(passes))
             ids = (ours[first].output_ids, others[first].output_ids)
-            found.append(_Pair(domain=ours[first].domain, passes=passes, ids=ids))
+            found.append(Pair(domain=ours[first].domain, passes=passes, ids=ids))
     return found
 
 
@@ -130,7 +131,7 @@ def _pace(answer: StreamedAnswer) -> tuple[float, float]:
 
 
 def _compare_cell(
-    mine: CellResult, theirs: CellResult, pairs: Sequence[_Pair], temperature: float, baseline: bool
+    mine: CellResult, theirs: CellResult, pairs: Sequence[Pair], temperature: float, baseline: bool
 ) -> CellComparison:
     speed, acceptance = speedup(pairs), mine.acceptance_length
     differing = [pair.ids for pair in pairs if pair.ids[0] != pair.ids[1]]
@@ -152,31 +153,31 @@ def _compare_cell(
     )  # fmt: skip
 
 
-def speedup(pairs: Sequence[_Pair], seed: int = 0) -> Speedup:
+def speedup(pairs: Sequence[Pair], seed: int = 0) -> Speedup:
     """Return the ratio of the pooled speeds and its interval."""
     rows = np.array([np.sum(list(pair.passes.values()), axis=0) for pair in pairs])
-    ratio = float(_ratios(rows.sum(0)))
+    ratio = float(ratios(rows.sum(0)))
     low = high = None
     if len(pairs) > 1:
         drawn = np.random.default_rng(seed).multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), RESAMPLES)
-        edges = np.log(np.quantile(_ratios(drawn @ rows), (0.025, 0.975)) / ratio)
-        below, above = np.hypot(edges, _drift(pairs))
+        edges = np.log(np.quantile(ratios(drawn @ rows), (0.025, 0.975)) / ratio)
+        below, above = np.hypot(edges, drift(pairs))
         low, high = float(ratio * np.exp(-below)), float(ratio * np.exp(above))
     return Speedup(ratio=ratio, low=low, high=high, prompts=len(pairs))
 
 
-def _ratios(sums: Any) -> Any:
+def ratios(sums: Any) -> Any:
     """Return speed here over speed there, of [..., 4] tokens and seconds here and there."""
     return (sums[..., 0] / sums[..., 1]) / (sums[..., 2] / sums[..., 3])
 
 
-def _drift(pairs: Sequence[_Pair]) -> float:
+def drift(pairs: Sequence[Pair]) -> float:
     """Return half the 95 % interval of the logarithm of the ratio that passes over the same prompts show."""
     passes = sorted({repeat for pair in pairs for repeat in pair.passes})
     if len(passes) < 2:
         return ONE_PASS
     sums = [np.sum([pair.passes[at] for pair in pairs if at in pair.passes], axis=0) for at in passes]
-    logs = np.log([_ratios(one) for one in sums])
+    logs = np.log([ratios(one) for one in sums])
     return float(T95[min(len(passes) - 1, len(T95)) - 1] * logs.std(ddof=1) / len(passes) ** 0.5)
 
 

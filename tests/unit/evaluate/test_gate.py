@@ -4,6 +4,7 @@ import pytest
 
 from eagle3_core.config import GateConfig
 from eagle3_core.errors import NotSpeculatingError
+from eagle3_core.evaluate.against import Against, DomainAgainst, Ratio
 from eagle3_core.evaluate.comparison import Difference
 from eagle3_core.evaluate.gate import Figures, judge
 from eagle3_core.evaluate.report import near_ties
@@ -98,3 +99,79 @@ def test_a_speed_that_the_passes_do_not_tell_from_one_is_not_called_slower():
 
 def test_a_served_length_far_above_the_estimate_is_as_suspicious_as_one_far_below():
     assert failed(verdict(acceptance_length=3.2, trainer_tau=2.45)) == ["tau disagreement"]
+
+
+BETTER, WORSE, SAME = (1.05, 1.02, 1.08), (0.95, 0.92, 0.98), (1.01, 0.97, 1.05)
+
+
+def ratio(values):
+    return Ratio(ratio=values[0], low=values[1], high=values[2])
+
+
+def against(acceptance=BETTER, speed=SAME, domains=((20, 2.5, 2.4), (9, 2.1, 2.2))):
+    return Against(
+        shape="7/1/8", prompts=29, passes=2, acceptance=ratio(acceptance), speed=ratio(speed),
+        challenger_acceptance=2.5, champion_acceptance=2.4, challenger_tokens_per_s=100.0, champion_tokens_per_s=99.0,
+        domains=tuple(
+            DomainAgainst(domain=f"d{at}", prompts=count, challenger=ours, champion=theirs, ratio=None)
+            for at, (count, ours, theirs) in enumerate(domains)
+        ),
+    )  # fmt: skip
+
+
+def challenged(given, **gate):
+    return judge(Figures(**GOOD), GateConfig(min_acceptance_length=2.0, **gate), given)
+
+
+def test_a_challenger_that_is_better_and_passes_all_else_is_promoted():
+    found = challenged(against())
+    assert (found.passed, found.standing) == (True, "better")
+    assert [check.name for check in found.checks][-2:] == ["lead over the champion", "every domain"]
+    assert "against the champion better: acceptance length 1.050 times (1.020 to 1.080)" in found.summary
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "speed", "word", "kept", "promoted"),
+    [
+        (BETTER, BETTER, "better", True, True),
+        (BETTER, SAME, "better", True, True),
+        (SAME, BETTER, "better", True, True),
+        (SAME, SAME, "no difference shown", False, True),
+        (WORSE, SAME, "worse", False, False),
+        (SAME, WORSE, "worse", False, False),
+        (WORSE, BETTER, "worse", False, False),
+        (BETTER, WORSE, "worse", False, False),
+    ],
+)
+def test_every_pair_of_words_has_one_outcome_by_each_setting(acceptance, speed, word, kept, promoted):
+    given = against(acceptance, speed)
+    for setting, passed in (("keep", kept), ("promote", promoted)):
+        found = challenged(given, no_difference=setting)
+        assert (found.standing, found.passed) == (word, passed)
+        assert failed(found) == ([] if passed else ["lead over the champion"])
+
+
+def test_better_does_not_outweigh_a_threshold():
+    found = judge(Figures(**{**GOOD, "trainer_tau": 2.9}), GateConfig(), against())
+    assert failed(found) == ["tau disagreement"]
+
+
+def test_a_domain_that_falls_too_far_refuses_what_is_better_on_the_whole():
+    found = challenged(against(domains=((20, 2.8, 2.4), (8, 2.0, 2.2))))
+    assert failed(found) == ["every domain"]
+    assert "d1 (8 prompts): acceptance length 2.00 against 2.20" in found.checks[-1].reason
+    assert challenged(against(domains=((20, 2.8, 2.4), (8, 2.1, 2.2)))).passed
+    assert challenged(against(domains=((20, 2.8, 2.4), (8, 2.0, 2.2))), min_domain_ratio=0.9).passed
+
+
+def test_a_domain_of_few_prompts_decides_nothing():
+    few = against(domains=((20, 2.8, 2.4), (7, 1.0, 2.2)))
+    assert challenged(few).passed
+    assert failed(challenged(few, min_domain_prompts=7)) == ["every domain"]
+    assert "every domain" not in [check.name for check in challenged(against(domains=((7, 1.0, 2.2),))).checks]
+
+
+def test_without_a_champion_the_thresholds_alone_decide():
+    found = challenged(None)
+    assert (found.passed, found.standing) == (True, None)
+    assert "champion" not in found.summary

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -9,19 +10,23 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
+from eagle3_core.config.champion import Champion, Pinned
 from eagle3_core.context import StageContext
+from eagle3_core.data.prompts import conversation
 from eagle3_core.errors import ArtifactError, ConfigError, NotCommittedError
 from eagle3_core.evaluate.bench.endpoint import facts_of
 from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
 from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
+from eagle3_core.evaluate.champion import compare_drafters
 from eagle3_core.evaluate.comparison import Served, differences
 from eagle3_core.evaluate.serve import first_point
 from eagle3_core.pipeline import STAGES, output_key, shard_key
 from eagle3_core.progress import Progress
-from eagle3_core.stages import publish, report
-from eagle3_core.storage import commit, find
+from eagle3_core.stages import report
+from eagle3_core.storage import commit
 from eagle3_core.storage.local import LocalStore
+from tests.unit.evaluate.test_champion import answer
 
 RUN = RunConfig.parse(
     {
@@ -39,7 +44,17 @@ PARITY = {
     "depth": 3, "samples": 3, "positions": 20, "max_logit_difference": 1e-6, "argmax_agreement": 1.0,
     "tau_export": 2.2, "tau_trainer": 2.2, "losses": {"lm_head zeroed": 0.5}, "moved": {"missing norm": 9.0},
 }  # fmt: skip
+TARGET = "7" * 64
+FACTS = {"dtype": "float32", "target_sha256": TARGET}
+NO_CHAMPION = {"state": "no champion", "said": "no champion: nothing was published as tiny yet"}
 ROW = {"tau": 2.1, "full_acc": 0.5, "cond_acc": 0.5, "valid": 10, "loss": 1.0}
+
+
+def asked(*trained_on: str) -> str:
+    """Return the lines of a prompt set: the served prompts, held out, and others to train on."""
+    lines = [{"id": name, "messages": [{"role": "user", "content": f"say {name}"}], "later_turns": [], "domain": "d",
+              "held_out": name in PROMPTS, "input_ids": [1]} for name in (*PROMPTS, *trained_on)]  # fmt: skip
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def validation(passes=(4, 4, 4)):
@@ -96,20 +111,23 @@ class Pipeline:
         self.root, self.store = root, LocalStore(root / "root")
         self.run = RUN
         self.refs = {
-            "prompt_set": self.put("prepare/a", Kind.PROMPT_SET, {"prompts.jsonl": ""}, {"target": {}}),
+            "prompt_set": self.put("prepare/a", Kind.PROMPT_SET, {"prompts.jsonl": asked("t", "u")},
+                                   {"target": {"sha256": TARGET}}),
             "checkpoint": self.put("train/a", Kind.CHECKPOINT, {
                 "validation.json": json.dumps(validation()),
                 "metrics.jsonl": "".join(json.dumps(line) + "\n" for line in (
                     {"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0},
                     {"step": 2, "held_out": validation()["by_depth"]})),
             }),
-            "drafter": self.put("export/a", Kind.DRAFTER, {"config.json": "{}"}, {"dtype": "float32"}),
+            "drafter": self.put("export/a", Kind.DRAFTER, {"config.json": "{}"}, FACTS),
             "parity": self.put("parity/a", Kind.PARITY, {"parity.json": json.dumps(PARITY)}),
+            "challenge": self.put("challenge/a", Kind.CHALLENGE, {"challenge.json": json.dumps(NO_CHAMPION)}),
         }  # fmt: skip
 
     def put(self, key, kind, files, facts=None):
         staged = self.root / "staged"
-        staged.mkdir(exist_ok=True)
+        shutil.rmtree(staged, ignore_errors=True)
+        staged.mkdir()
         for name, text in files.items():
             (staged / name).write_text(text)
         return commit(self.store, key, staged, kind, facts=facts)
@@ -318,37 +336,83 @@ def test_the_estimate_is_pooled_over_the_served_prompts_only(pipeline):
     assert json.loads(pipeline.file("report.json"))["primary"]["trainer_tau_all"] == 36 / 20
 
 
-def release(pipeline):
-    return json.loads(pipeline.store.read_bytes("releases/tiny.json"))
+def challenged_by(pipeline, ours=20, theirs=30, **changes) -> None:
+    """Put a challenge of a champion beside the measurements."""
+    domains = [("code", 6), ("math", 1)]
+    sides = [
+        [answer(f"q{at}{domain}", passes, domain=domain, repeat=repeat) for repeat in range(2)
+         for domain, count in domains for at in range(count)]
+        for passes in (ours, theirs)
+    ]  # fmt: skip
+    found = {"state": "compared", "said": "better than export/champion", "champion": "export/champion", "left_out": 3,
+             "order": ["champion, 1 pass(es)", "challenger, 2 pass(es)", "champion, 1 pass(es)"],
+             "against": compare_drafters("3/1/4", *sides).model_dump(mode="json"), **changes}  # fmt: skip
+    pipeline.refs["challenge"] = pipeline.put("challenge/b", Kind.CHALLENGE, {"challenge.json": json.dumps(found)})
 
 
-def test_a_drafter_that_passed_becomes_the_release_and_the_one_before_is_history(pipeline):
+def test_the_champion_stands_beside_the_challenger_with_intervals_and_a_plot(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    challenged_by(pipeline)
+    ref = pipeline.report()
+    assert ref.facts["passed"] is True
+    values = json.loads(pipeline.file("report.json"))
+    assert values["verdict"]["standing"] == "better"
+    assert "against the champion better: acceptance length 1.500 times" in ref.facts["summary"]
+    assert [check["name"] for check in values["verdict"]["checks"]][-1] == "lead over the champion"
+    page = Page()
+    page.feed(pipeline.file("report.html"))
+    assert "champion" in page.ids
+    assert page.seen.count("svg") == 5
+    assert "3 held-out prompts were not asked because the champion was trained on them" in page.text
+    assert "acceptance length, math" in page.text
+
+
+def test_a_worse_challenger_is_refused_whatever_the_thresholds_say(pipeline):
+    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+    challenged_by(pipeline, ours=30, theirs=20)
+    ref = pipeline.report()
+    assert ref.facts["passed"] is False
+    assert ref.facts["summary"].startswith("Refused for lead over the champion")
+
+
+def test_without_a_champion_the_page_says_that_the_thresholds_alone_decide(pipeline):
     pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
     pipeline.report()
-    first = publish.run(pipeline.context("publish"))
-    assert first.facts["published"] is True
-    assert release(pipeline)["current"]["drafter"] == "export/a"
-    pipeline.refs["drafter"] = pipeline.put("export/b", Kind.DRAFTER, {"config.json": "{ }"})
-    publish.run(pipeline.context("publish"))
-    assert release(pipeline)["current"]["drafter"] == "export/b"
-    assert [entry["drafter"] for entry in release(pipeline)["history"]] == ["export/a"]
+    page = Page()
+    page.feed(pipeline.file("report.html"))
+    said = "Nothing was compared (no champion: nothing was published as tiny yet): the thresholds alone decide."
+    assert said in page.text
 
 
-def test_publishing_twice_is_publishing_once(pipeline):
+def learnt(pipeline) -> set[str]:
+    return set(pipeline.file("trained_on.txt").split())
+
+
+def said(*names: str) -> set[str]:
+    return {conversation([{"role": "user", "content": f"say {name}"}], ()) for name in names}
+
+
+def test_a_report_knows_what_its_drafter_was_trained_on_and_all_that_it_started_from(pipeline):
     pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
-    pipeline.report()
-    ref = publish.run(pipeline.context("publish"))
-    entry = release(pipeline)["current"]
-    publish.point(pipeline.store, "tiny", entry)
-    assert publish.run(pipeline.context("publish")) == ref
-    assert release(pipeline)["history"] == []
-
-
-def test_a_refused_drafter_leaves_the_release_alone_and_is_a_result(pipeline):
-    pipeline.run = RUN.model_copy(update={"gate": RUN.gate.model_copy(update={"min_acceptance_length": 3.0})})
-    pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
-    assert pipeline.report().facts["passed"] is False
-    ref = publish.run(pipeline.context("publish"))
-    assert ref.facts == {"published": False, "release": None}
-    assert not pipeline.store.exists("releases/tiny.json")
-    assert find(pipeline.store, ref.key) == ref
+    first = pipeline.report()
+    assert learnt(pipeline) == said("t", "u")
+    pin = {name: Pinned(key=ref.key, manifest_sha256=ref.manifest_sha256)
+           for name, ref in {**pipeline.refs, "report": first}.items()}  # fmt: skip
+    champion = Champion(
+        drafter=pin["drafter"], checkpoint=pin["checkpoint"], report=pin["report"], target_sha256=TARGET
+    )
+    pipeline.refs["prompt_set"] = pipeline.put(
+        "prepare/b", Kind.PROMPT_SET, {"prompts.jsonl": asked("v")}, {"target": {"sha256": TARGET}}
+    )
+    pipeline.refs["drafter"] = pipeline.put("export/b", Kind.DRAFTER, {"config.json": "{ }"}, FACTS)
+    for start, target, wanted in (
+        ("scratch", TARGET, said("v")),
+        ("champion", "8" * 64, said("v")),
+        ("champion", TARGET, said("t", "u", "v")),
+    ):
+        training = RUN.training.model_copy(update={"start_from": start})
+        other = champion.model_copy(update={"target_sha256": target})
+        pipeline.run = RUN.model_copy(update={"champion": other, "training": training})
+        pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
+        pipeline.report()
+        assert learnt(pipeline) == wanted, (start, target)

@@ -12,7 +12,7 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.errors import InputError, StoreUnreachableError
-from eagle3_core.stages.publish import point
+from eagle3_core.releases import Entry, point
 from eagle3_core.storage import commit, find, open_store, verify
 from tests.unit.conftest import no_room
 
@@ -102,14 +102,21 @@ def test_a_manifest_whose_answer_was_lost_is_known_as_ones_own(store, server, tm
     assert (left, ref) == ([0], find(store, "capture/i/s"))
 
 
+def entry(letter):
+    return Entry(drafter=f"export/{letter}", drafter_manifest_sha256=letter * 64, report=f"report/{letter}",
+                 report_manifest_sha256=letter * 64, summary="", at="now", by="me", why="better")  # fmt: skip
+
+
 @pytest.mark.parametrize("bucket", [True, False])
-def test_of_two_that_publish_under_one_name_at_once_none_is_lost(store, tmp_path, bucket):
+def test_of_two_that_challenge_one_champion_at_once_the_second_has_not_met_the_new_one(store, tmp_path, bucket):
     place = store if bucket else open_store(str(tmp_path / "root"))
-    first, second, third = ({"drafter": name} for name in ("first", "second", "third"))
-    point(place, "demo", first)
-    point(Pausing(place, 0, lambda: point(place, "demo", second)), "demo", third)
+    first, second, third = (entry(letter) for letter in "abc")
+    assert point(place, "demo", first, None) is None
+    meanwhile = lambda: point(place, "demo", second, first.drafter_manifest_sha256)  # noqa: E731
+    why = point(Pausing(place, 0, meanwhile), "demo", third, first.drafter_manifest_sha256)
+    assert why == "export/b became the champion while this run was judged; run again to challenge it"
     values = json.loads(place.read_bytes("releases/demo.json"))
-    assert (values["current"], values["history"]) == (third, [second, first])
+    assert (values["current"], values["history"]) == (second.model_dump(), [first.model_dump()])
 
 
 # ------------------------------------------------------------------------------- stores without conditional writes
