@@ -9,7 +9,7 @@ from airflow.sdk.execution_time.xcom import XCom
 
 PREFIX = "/eagle3"
 REPORT_KEY = "report"
-"""XCom of tasks after the report: its key."""
+"""XCom of the report's task and of those after it: the report's key."""
 VERDICT_KEY = "verdict"
 """XCom: what became of the drafter, in words."""
 
@@ -40,8 +40,6 @@ class ReportLink(BaseOperatorLink):
     name = "Report"
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address of the report the task returned a reference to, or named."""
-        if named := XCom.get_value(key=REPORT_KEY, ti_key=ti_key):
-            return report_url(str(named))
-        ref = XCom.get_value(key="return_value", ti_key=ti_key)
-        return report_url(ref["key"]) if isinstance(ref, dict) else ""
+        """Return the address of the report that the task named."""
+        key = XCom.get_value(key=REPORT_KEY, ti_key=ti_key)
+        return report_url(str(key)) if key else ""

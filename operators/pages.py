@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from airflow.api_fastapi.core_api.security import get_user
 from airflow.models.xcom import XComModel
@@ -16,7 +14,7 @@ from fastapi.responses import FileResponse, HTMLResponse, RedirectResponse
 from sqlalchemy import select
 
 from eagle3_core import jobs
-from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.artifacts import Kind
 from eagle3_core.errors import Eagle3Error
 from eagle3_core.jobs.files import PROGRESS, read_json
 from eagle3_core.progress import describe
@@ -48,15 +46,14 @@ def report_page(digest: str) -> FileResponse:
 
 def run_page(dag_id: str, run_id: str) -> RedirectResponse:
     """Find the report that a DAG run made, or, of a nightly run, the one of the run it triggered."""
-    mine = XComModel.dag_id == dag_id, XComModel.run_id == run_id
-    made = select(XComModel.value).where(*mine, XComModel.task_id == "report", XComModel.key == "return_value")
-    named = select(XComModel.value).where(*mine, XComModel.key == REPORT_KEY)
+    named = select(XComModel.value).where(
+        XComModel.dag_id == dag_id, XComModel.run_id == run_id, XComModel.key == REPORT_KEY
+    )
     with create_session() as session:
-        value, key = session.scalars(made).first(), session.scalars(named).first()
-    if value is not None:
-        return RedirectResponse(report_url(Ref.parse(_plain(value), f"report of {run_id}").key))
+        key = session.scalars(named).first()
     if key is None:
         raise HTTPException(404, "this run has made no report yet")
+    # The table may hold it as JSON text.
     return RedirectResponse(report_url(str(key).strip('"')))
 
 
@@ -84,11 +81,6 @@ def _progress(directory: Path) -> str:
     done, total = progress.get("done"), progress.get("total")
     bar = f'<progress value="{done}" max="{total}"></progress> ' if done is not None and total else ""
     return f"<p>{bar}{html.escape(describe(progress))}</p>"
-
-
-def _plain(value: Any) -> Any:
-    """Return what was pushed; the table may hold it as JSON text."""
-    return json.loads(value) if isinstance(value, str) else value
 
 
 def build() -> FastAPI:

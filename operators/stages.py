@@ -105,6 +105,12 @@ class ReportOperator(StageOperator):
     stage = STAGES["report"]
     operator_extra_links = (JobLink(), ReportLink())
 
+    def execute(self, context: Any) -> dict[str, Any]:
+        """Return the report's reference; push its key for whoever shows it."""
+        report = super().execute(context)
+        context["ti"].xcom_push(key=REPORT_KEY, value=report["key"])
+        return report
+
 
 class PublishOperator(StageOperator):
     """Make a drafter that passed the champion.

@@ -1,11 +1,15 @@
 """The DAGs against the stage table: what is wired is what the table says."""
 
+import copy
+import datetime
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from airflow.sdk import XComArg
+from airflow.sdk.execution_time import macros
 
 from eagle3_core.pipeline import STAGES
 from operators.base import StageOperator
@@ -68,7 +72,8 @@ def test_stages_that_use_the_engine_wait_for_its_pool(bag, dag_id):
 def test_sealing_waits_for_every_shard_and_the_report_for_every_shape(bag):
     dag = bag.dags["train_drafter"]
     assert "capture" in dag.get_task("seal").upstream_task_ids
-    assert "evaluate" in dag.get_task("report").upstream_task_ids
+    assert {"evaluate", "challenge"} <= dag.get_task("report").upstream_task_ids
+    assert "evaluate" in dag.get_task("challenge").upstream_task_ids
     assert "report" in dag.get_task("publish").upstream_task_ids
 
 
@@ -89,7 +94,33 @@ def test_the_nightly_run_is_scheduled_at_two_and_does_not_catch_up(bag):
     dag = bag.dags["nightly_retrain"]
     assert dag.timetable.expression == "0 2 * * *"
     assert not dag.catchup
-    assert dag.get_task("train_drafter").trigger_dag_id == "train_drafter"
+    trigger = dag.get_task("train_drafter")
+    assert trigger.trigger_dag_id == "train_drafter"
+    assert trigger.downstream_task_ids == {"verdict"}
+
+
+def rendered(bag, **params):
+    """Return the configuration that a night passes on."""
+    dag = bag.dags["nightly_retrain"]
+    run = SimpleNamespace(logical_date=datetime.datetime(2026, 12, 1, 2, tzinfo=datetime.UTC), run_after=None)
+    task = copy.copy(dag.get_task("train_drafter"))
+    task.render_template_fields(
+        {"params": {**dag.params.dump(), **params}, "dag_run": run, "macros": macros}, dag.get_template_env()
+    )
+    return task.conf
+
+
+def test_a_night_starts_from_the_champion_and_leaves_the_rest_to_the_recipe(bag):
+    conf = rendered(bag)
+    assert conf.pop("training.start_from") == "champion"
+    assert {name for name, value in conf.items() if value not in (None, {})} == {"recipe"}
+
+
+def test_the_window_of_a_night_ends_with_its_own_yesterday_unless_told_otherwise(bag):
+    assert rendered(bag)["data.until"] is None
+    assert rendered(bag, **{"data.window_days": 7})["data.until"] == "2026-11-30"
+    told = {"data.window_days": 7, "data.until": "2026-06-01"}
+    assert rendered(bag, **told)["data.until"] == "2026-06-01"
 
 
 def test_parsing_the_dags_imports_no_heavy_library():

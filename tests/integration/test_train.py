@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -153,3 +154,39 @@ def test_another_target_than_the_captured_one_is_refused_in_one_line(tmp_path):
     error = json.loads((tmp_path / "job" / "error.json").read_text())
     assert error["type"] == "TargetError"
     assert "config differ" in error["message"]
+
+
+def challenge(whole, base, **training):
+    """Return the inputs of a run in the root of `whole` that starts from its drafter."""
+    inputs, ref = whole
+    pin = {"key": ref.key, "manifest_sha256": ref.manifest_sha256}
+    store = open_store(str(inputs.root))
+    values = json.loads(store.read_bytes(inputs.run_key))
+    values["training"] |= {"start_from": "champion", **training}
+    target = load(store, ref).json("drafter_config.json")["target_sha256"]
+    values["champion"] = {"drafter": pin, "checkpoint": pin, "report": pin, "target_sha256": target}
+    key = f"runs/{base.name}.json"
+    store.write_bytes(key, json.dumps(values).encode())
+    return replace(inputs, run_key=key)
+
+
+def test_what_the_champion_has_learnt_already_is_not_trained_again(whole, tmp_path):
+    assert finish(challenge(whole, tmp_path), tmp_path / "job") == whole[1]
+    log = (tmp_path / "job" / "log").read_text()
+    assert "nothing new since the champion" in log
+    assert "rank(s)" not in log
+
+
+def test_a_warm_start_goes_on_from_the_champion_at_its_own_rate(whole, tmp_path):
+    ref = finish(challenge(whole, tmp_path, epochs=2, warm_learning_rate=1e-4), tmp_path / "job")
+    assert ref.key != whole[1].key
+    store = open_store(str(whole[0].root))
+    first, warm = (
+        [json.loads(line) for line in load(store, one).path("metrics.jsonl").read_text().splitlines()]
+        for one in (whole[1], ref)
+    )
+    assert next(line["loss"] for line in warm if "loss" in line) < 0.5 * next(
+        line["loss"] for line in first if "loss" in line
+    )
+    assert max(line["learning_rate"] for line in warm if "learning_rate" in line) <= 1e-4
+    assert ref.facts["trainer_tau"] > 0.95 * whole[1].facts["trainer_tau"]

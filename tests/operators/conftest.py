@@ -1,3 +1,4 @@
+import datetime
 import json
 import os
 import stat
@@ -5,6 +6,7 @@ import struct
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -35,6 +37,13 @@ class FakeEngine:
 
     def fail_once(self, stage, kind, message):
         (self.directory / f"{stage}.fail").write_text(f'{{"type": "{kind}", "message": "{message}"}}')
+
+    def says(self, stage, facts):
+        """Let the stage's next reference hold these facts; None: its own again."""
+        file = self.directory / f"{stage}.facts"
+        file.unlink(missing_ok=True)
+        if facts is not None:
+            file.write_text(json.dumps(facts))
 
     def hold(self, stage):
         (self.directory / f"{stage}.wait").touch()
@@ -93,7 +102,8 @@ def context():
     """What Airflow passes to execute, as much of it as the operators use."""
     ti = MagicMock()
     ti.id, ti.try_number = "ti-1", 1
-    return {"ti": ti, "params": {"recipe": "demo", "overrides": {}}}
+    run = SimpleNamespace(run_after=datetime.datetime(2026, 11, 30, 2, tzinfo=datetime.UTC))
+    return {"ti": ti, "dag_run": run, "params": {"recipe": "demo", "overrides": {}}}
 
 
 def pytest_configure(config):

@@ -1,7 +1,8 @@
 """Stands for the engine's interpreter: the real `python -m eagle3_core`, with stages that commit next to nothing.
 
 What a stage does is told by files in FAKE_DIR: `<stage>.fail` holds {"type": ..., "message": ...} to raise once,
-`<stage>.wait` makes it wait until the file is gone, `bad` is what a repair finds.
+`<stage>.wait` makes it wait until the file is gone, `<stage>.facts` is what its reference says, `bad` is what a repair
+finds.
 Every execution leaves a line in `calls`.
 """
 
@@ -32,15 +33,17 @@ def run(context: StageContext):
         raise getattr(errors, told["type"])(told["message"])
     while (FAKE / f"{name}.wait").exists():
         time.sleep(0.05)
-    if done := context.done():
+    content = {"facts": told.read_text()} if (told := FAKE / f"{name}.facts").exists() else None
+    if done := context.done(content):
         return done
     staged = context.staged()
     facts, files = OUTPUTS.get(name, ({}, {}))
+    facts = json.loads(content["facts"]) if content else facts
     for file, text in files.items():
         (staged / file).write_text(text)
     (staged / "name").write_text(name)
     context.progress.update(1, 1, "steps")
-    return context.commit(staged, ref_facts=facts)
+    return context.commit(staged, content=content, ref_facts=facts)
 
 
 def _plan():
@@ -60,6 +63,7 @@ OUTPUTS = {
         {"acceptance_length": 2.5, "trainer_tau": 2.4, "speedup": 1.1, "shape": "7/1/8", "passed": True, "summary": ""},
         {"report.html": "<html>report</html>"},
     ),
+    "publish": ({"outcome": "published", "published": True, "said": "Published as demo: Passed."}, {}),
 }
 
 if __name__ == "__main__":

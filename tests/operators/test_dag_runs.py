@@ -70,14 +70,42 @@ def test_mapped_tasks_have_readable_names(trained):
     assert [tasks["evaluate", index].rendered_map_index for index in range(2)] == ["baseline", "7/1/8"]
 
 
-def test_a_second_run_computes_nothing_but_the_preflight(run, trained, engine, conf):
+def test_a_second_run_computes_nothing_and_looks_at_machine_and_release_alone(run, trained, engine, conf):
     before = engine.calls()
     result, tasks = run("train_drafter", conf)
     assert result.state == "success", states(tasks)
-    assert engine.calls()[len(before) :] == ["preflight None"]
+    assert engine.calls()[len(before) :] == ["preflight None", "publish None"]
     report = tasks["report", -1].xcom_pull(task_ids="report")
     assert report == trained[1]["report", -1].xcom_pull(task_ids="report")
     assert report["facts"]["acceptance_length"] == 2.5
+
+
+def test_a_refused_challenger_is_a_skipped_task_in_a_run_that_went_well_and_says_why(run, trained, engine, conf):
+    said = "Kept the champion of demo: Refused for lead over the champion: at 7/1/8 ..."
+    engine.says("publish", {"outcome": "kept", "published": False, "said": said})
+    before = engine.calls()
+    result, tasks = run("train_drafter", conf)
+    engine.says("publish", None)
+    publish = tasks["publish", -1]
+    assert (result.state, str(publish.state)) == ("success", "skipped"), states(tasks)
+    assert publish.try_number == 1
+    assert engine.calls()[len(before) :].count("publish None") == 1
+    assert publish.xcom_pull(task_ids="publish", key="verdict") == said
+    assert publish.xcom_pull(task_ids="publish")["facts"]["outcome"] == "kept"
+    report = publish.xcom_pull(task_ids="report")["key"]
+    assert {publish.xcom_pull(task_ids=name, key="report") for name in ("report", "publish")} == {report}
+
+
+def test_the_report_tab_finds_the_report_of_a_run_and_of_the_night_that_triggered_it(run, trained, engine):
+    from fastapi import HTTPException
+
+    from operators.pages import run_page
+
+    result, tasks = trained
+    key = tasks["report", -1].xcom_pull(task_ids="report")["key"]
+    assert run_page("train_drafter", result.run_id).headers["location"] == f"/eagle3/{key}"
+    with pytest.raises(HTTPException, match="no report yet"):
+        run_page("train_drafter", "another run")
 
 
 def test_repair_captures_exactly_what_is_bad_and_seals_again(run, trained, engine):
