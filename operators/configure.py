@@ -37,8 +37,9 @@ class ConfigureOperator(BaseOperator):
         try:
             store = open_store(settings.root())
             run = load_recipe(params["recipe"], overrides_of(params))
+            run = begin(store, run, context["dag_run"].run_after.date())
             check_inputs(run, store)
-            return freeze(store, begin(store, run, context["dag_run"].run_after.date()))
+            return freeze(store, run)
         except Eagle3Error as error:
             raise as_airflow(error) from None
 
