@@ -36,6 +36,7 @@ from eagle3_core.prompt_files import checked_prompts, prompt_files
 from eagle3_core.prompts import read_prompts
 from eagle3_core.storage import ObjectStore
 from eagle3_core.train.destinations import require_trackers
+from eagle3_core.train.start import require_start
 from eagle3_core.train.trial import try_training
 
 
@@ -50,6 +51,7 @@ def run(context: StageContext) -> Ref:
     checks: dict[str, Callable[[], Any]] = {
         "drafter": lambda: _drafter(config),
         "training step": lambda: try_training(config, _sizes(config), resolve_device(config.serving.device)),
+        "warm start": lambda: require_start(config, store, _sizes(config)),
         "trackers": lambda: require_trackers(config.training.trackers),
         "space": lambda: _space(config, store),
         "held-out split": lambda: _split(config),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,8 @@ from eagle3_core.config.champion import Champion
 from eagle3_core.errors import ConfigError, CorruptArtifactError
 from eagle3_core.releases import pinned
 from eagle3_core.storage import commit, open_store
-from eagle3_core.train.start import champion_weights
+from eagle3_core.train import start as start_module
+from eagle3_core.train.start import champion_weights, require_start
 from eagle3_core.vocab import VocabMap
 
 V = 40
@@ -103,6 +105,20 @@ def test_a_champion_of_another_shape_is_refused_in_one_line(champion, sizes, cha
     ) as caught:
         start(champion, champion(), sizes.model_copy(update=changes))
     assert str(caught.value).endswith("set the champion's, or scratch")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_the_preflight_refuses_such_a_champion_of_this_target_and_no_other(champion, sizes, same, monkeypatch):
+    now = SimpleNamespace(sha256=sizes.target_sha256 if same else "9" * 64)
+    monkeypatch.setattr(start_module, "target_fingerprint", lambda _directory: now)
+    assert require_start(champion(), champion.store, sizes) == {"started_from": "train/champion"}
+    assert require_start(champion("scratch"), champion.store, sizes) == {"started_from": None}
+    other = sizes.model_copy(update={"intermediate_size": 32, "target_sha256": ""})
+    if same:
+        with pytest.raises(ConfigError, match="intermediate_size 24 instead of 32 in train/champion"):
+            require_start(champion(), champion.store, other)
+    else:
+        assert require_start(champion(), champion.store, other) == {"started_from": None}
 
 
 def test_a_damaged_champion_is_refused(champion, sizes):
