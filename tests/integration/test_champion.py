@@ -73,7 +73,7 @@ def champion(root):
 
 @pytest.fixture(scope="module")
 def first(root):
-    return root(training__epochs=4)
+    return root(training__epochs=1.5)
 
 
 def test_the_first_run_has_no_champion_and_publishes(root, first):
@@ -84,21 +84,21 @@ def test_the_first_run_has_no_champion_and_publishes(root, first):
 
 
 def test_the_same_run_again_computes_nothing_and_says_so(root, first):
-    facts, report, ran, drafter = root(training__epochs=4)
+    facts, report, ran, drafter = root(training__epochs=1.5)
     assert ran == ["challenge", "report", "publish"]
     assert (facts["outcome"], drafter) == ("unchanged", first[3])
     assert report["challenge"]["said"] == "nothing new: this drafter is the champion of tiny"
 
 
 def test_a_warm_start_of_a_champion_that_learnt_all_of_it_trains_nothing(root, first):
-    facts, _, ran, drafter = root(training__epochs=4, training__start_from="champion")
+    facts, _, ran, drafter = root(training__epochs=1.5, training__start_from="champion")
     assert ran == ["train", "report", "publish"]
     assert (facts["outcome"], drafter) == ("unchanged", first[3])
 
 
 def test_a_weaker_drafter_is_refused_and_leaves_the_pointer(root, first):
     before = root.store.read_bytes("releases/tiny.json")
-    facts, report, _, drafter = root(training__epochs=1.5)
+    facts, report, _, drafter = root(training__epochs=0.6)
     assert drafter != first[3]
     against = report["challenge"]["against"]
     assert (facts["outcome"], report["verdict"]["standing"]) == ("kept", "worse"), facts["said"]
