@@ -41,6 +41,16 @@ def alive(pid: int) -> bool:
     return state not in ("Z", "X")
 
 
+def cpu_seconds(pids: list[int]) -> float:
+    """Return the processor time that processes have used so far; those that are gone count nothing."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError):
+            fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def kill_marked(value: str, within_s: float = 5.0) -> list[int]:
     """Kill every marked process and return those that are still there after the given time (none, as a rule)."""
     deadline = time.monotonic() + within_s

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 # A GPU server gets time to end by itself; a CPU server has nothing to give back, and SGLang drains in steps of 5 s.
 _GRACE_S = {"cuda": 10.0, "cpu": 0.5}
 _WATCH_S = 0.25
+_BUSY = 0.2
+"""Share of a core from which on a server computes; an idle one was seen to use 0.01, at most 0.04."""
 _SPOOL = "eagle3-spool-"
 
 
@@ -222,12 +224,14 @@ class SglangServer:
         """Turn the death of one of the server's processes into that of all: requests in flight then fail at once.
 
         One that owes answers counts as dead when it is silent: no line in its log, no answer, for as long as a start
-        may be.
+        may be. On a CPU, where a prefill can take that long and an idle server sleeps, one that computes is not silent.
         """
-        size, moved = 0, time.monotonic()
+        size, used, moved = 0, 0.0, time.monotonic()
         while not self._closing.wait(_WATCH_S):
-            if (now := self.log.stat().st_size) != size:
-                size, moved = now, time.monotonic()
+            now = (self.log.stat().st_size, processes.cpu_seconds(pids) if self.plan.device == "cpu" else 0.0)
+            if now[0] != size or now[1] - used > _BUSY * _WATCH_S:
+                moved = time.monotonic()
+            size, used = now
             silent_s, owed = time.monotonic() - max(moved, self._owed.moved), self._owed.requests
             gone = [pid for pid in pids if not processes.alive(pid)]
             if gone:

@@ -93,10 +93,24 @@ def test_e12_a_server_that_is_healthy_and_answers_nobody_any_more_is_ended_and_n
     assert not server.pids
 
 
-def test_a_server_that_owes_nobody_anything_may_be_silent_and_a_slow_one_that_logs_may_be_slow(start):
+def test_a_server_that_owes_nobody_anything_may_be_silent_and_one_that_logs_or_computes_may_be_slow(start):
     with start("serve()", silence_s=1.0) as server, server.client() as client:
         time.sleep(3.0)
         client.generate_all([[5]], Sampling(max_new_tokens=1))
+    busy = """
+        import itertools
+        turn = itertools.count()
+        sleep = time.sleep
+
+        def compute(seconds):
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                sum(range(1000))
+
+        # The second request, which is the first after the start.
+        time.sleep = lambda s: compute(4.0) if s == 0.0 and next(turn) == 1 else sleep(s)
+        serve()
+    """
     slow = """
         import itertools
         turn = itertools.count()
@@ -112,10 +126,11 @@ def test_a_server_that_owes_nobody_anything_may_be_silent_and_a_slow_one_that_lo
         time.sleep = lambda s: sleep(4.0 if s == 0.0 and next(turn) == 1 else s)
         serve()
     """
-    with start(slow, silence_s=1.5) as server, server.client() as client:
-        began = time.monotonic()
-        client.generate_all([[5]], Sampling(max_new_tokens=1))
-        assert time.monotonic() - began > 3.0
+    for body in (slow, busy):
+        with start(body, silence_s=1.5) as server, server.client() as client:
+            began = time.monotonic()
+            client.generate_all([[5]], Sampling(max_new_tokens=1))
+            assert time.monotonic() - began > 3.0
 
 
 def test_a_slow_start_that_shows_signs_of_life_is_left_alone(start):
