@@ -40,7 +40,8 @@ def free_port():
 
 def start_node(endpoint, directory):
     directory.mkdir(exist_ok=True)
-    environment = {**os.environ, "EAGLE3_JOB_DIR": str(directory), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "EAGLE3_JOB_DIR": str(directory), "OMP_NUM_THREADS": "1",
+                   "TMPDIR": str(directory)}  # fmt: skip
     with (directory / "log").open("ab") as log:
         command = [sys.executable, "-m", "eagle3_core.train.node", endpoint]
         return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
