@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import TrainingConfig
-from eagle3_core.errors import TrainingError
+from eagle3_core.errors import StoreUnreachableError, TrainingError
 from eagle3_core.progress import finite
 from eagle3_core.storage import ObjectStore, commit, full_disk_is_typed, load
 from eagle3_core.train.distributed import Ranks
@@ -32,6 +33,7 @@ from eagle3_core.train.validate import Validation
 
 PARAMETERS, OPTIMIZER, STATE = "drafter.safetensors", "optimizer.safetensors", "state.json"
 KEPT = 2
+WRITES, FIRST_PAUSE_S = 3, 1.0
 RANDOM_STATE = "random_state"
 
 LOG = logging.getLogger(__name__)
@@ -172,6 +174,23 @@ class Checkpoints:
         return seconds >= self._training.checkpoint_every_s or (every is not None and tokens >= every)
 
     def _write(
+        self, parameters: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: str, step: int, best: int
+    ) -> None:
+        """Write a checkpoint; what a disk or network refuses once is tried again, a full disk is not."""
+        cause = ""
+        for attempt in range(1, WRITES + 1):
+            try:
+                return self._write_once(parameters, moments, state, step, best)
+            except (OSError, SafetensorError) as error:
+                cause = str(error)
+                LOG.warning("checkpoint of step %d, attempt %d of %d: %s", step, attempt, WRITES, cause)
+                time.sleep(FIRST_PAUSE_S * 4 ** (attempt - 1))
+        raise StoreUnreachableError(
+            f"checkpoint of step {step}: not written in {WRITES} attempts: {cause}; the one before is intact, see to "
+            f"{self._staging.parent} and {self._store.root}"
+        )
+
+    def _write_once(
         self, parameters: dict[str, torch.Tensor], moments: dict[str, torch.Tensor], state: str, step: int, best: int
     ) -> None:
         shutil.rmtree(self._staging, ignore_errors=True)
