@@ -23,8 +23,10 @@ T = TypeVar("T")
 
 _RETRIES = 3
 _DEATH_NOTICE_S = 3.0
+CALLERS = 3
+"""Who may capture at once."""
 AHEAD = 4
-"""Prefills sent and not yet taken by whoever captures."""
+"""Prefills sent and not yet taken by each of them."""
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,8 @@ class TransformersCapture:
             EngineArgsError: the layers do not exist.
         """
         model = AutoModelForCausalLM.from_pretrained(target, dtype=_DTYPES[dtype], local_files_only=True)
-        self._model = model.to(device).eval()
+        # Of several callers one computes: transformers collects states in the model itself, and memory is for one.
+        self._model, self._alone = model.to(device).eval(), threading.Lock()
         self._layers = check_outputs_of(aux_layers, int(model.config.get_text_config().num_hidden_layers))
 
     def capture(self, samples: Sequence[Sequence[int]]) -> Iterator[CapturedSample]:
@@ -32,7 +34,7 @@ class TransformersCapture:
         for index, sample in enumerate(samples):
             ids = torch.tensor([list(sample)], device=self._model.device)
             # The base model: no logits. Entry 0 is the embedding, the last one is taken after the final norm.
-            with torch.inference_mode():
+            with self._alone, torch.inference_mode():
                 states = self._model.base_model(ids, output_hidden_states=True, use_cache=False).hidden_states
             aux = torch.cat([states[layer + 1][0] for layer in self._layers], dim=-1)
             yield CapturedSample(index, ids[0].cpu(), aux.cpu(), states[-1][0].cpu())

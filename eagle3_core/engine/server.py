@@ -20,7 +20,7 @@ import httpx
 
 from eagle3_core.engine import gpus, processes
 from eagle3_core.engine import log as server_log
-from eagle3_core.engine.client import AHEAD, CaptureSettings, EngineClient, Sampling
+from eagle3_core.engine.client import AHEAD, CALLERS, CaptureSettings, EngineClient, Sampling
 from eagle3_core.engine.effective import compare_effective
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.owed import Owed
@@ -162,7 +162,8 @@ class SglangServer:
         processes.free_shared_memory(processes.MEMORY)
         if self.plan.mode == "capture":
             # The canary keeps its prefill in memory beside those sent ahead.
-            self._spool = make_spool(processes.MEMORY, self.log.parent, (AHEAD + 1) * self.plan.prefill_bytes)
+            room = CALLERS * (AHEAD + 1) * self.plan.prefill_bytes
+            self._spool = make_spool(processes.MEMORY, self.log.parent, room)
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
         self.log.parent.mkdir(parents=True, exist_ok=True)

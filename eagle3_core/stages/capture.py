@@ -8,12 +8,10 @@ GPUs while no task holds the pool's slot, outlive a worker that is gone, and hav
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import time
+import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -58,6 +56,7 @@ def run(context: StageContext) -> Ref:
 
 def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     from eagle3_core.engine.backend import capturing
+    from eagle3_core.engine.client import CALLERS
     from eagle3_core.identity import require_target
 
     assert context.index is not None
@@ -67,36 +66,56 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     shutil.rmtree(_out(context), ignore_errors=True)
     target = require_target(context.run, plan.target)
     stopped: Eagle3Error | None = None
-    with capturing(context, plan, target) as capture:
-        # A shard goes to the disk while the engine computes the next one.
-        with ThreadPoolExecutor(1, thread_name_prefix="commit") as pool:
-            _record(context, plan, shard, capture)
-            own = pool.submit(_commit, context, plan, shard)
-            try:
-                with full_disk_is_typed(context.work):
-                    _go_on(context, plan, capture, Commits(pool, own))
-            except Eagle3Error as error:
-                stopped = error
-        if stopped is not None:
-            # Whose shard it is will see the same error and report it; what was written of it is of no use to anyone.
-            shutil.rmtree(_out(context), ignore_errors=True)
-            context.progress.phase(f"stopped working ahead: {stopped}")
+    with capturing(context, plan, target) as capture, ThreadPoolExecutor(CALLERS, thread_name_prefix="shard") as pool:
+        tally = _Tally(context, plan)
+        _record(context, shard, capture, tally)
+        # A shard goes to the disk while the engine computes others.
+        own = pool.submit(_commit, context, plan, shard)
+        try:
+            with full_disk_is_typed(context.work):
+                _go_on(context, capture, tally, pool)
+        except Eagle3Error as error:
+            stopped = error
+    if stopped is not None:
+        # Whose shard it is will see the same error and report it; what was written of it is of no use to anyone.
+        shutil.rmtree(_out(context), ignore_errors=True)
+        context.progress.phase(f"stopped working ahead: {stopped}")
     return own.result()
 
 
-@dataclass
-class Commits:
-    """Where shards are committed one after the other, and the last one that was begun."""
+class _Tally:
+    """Tokens of the shards that this task records, several at once; `plan` has all that it may come to."""
 
-    pool: ThreadPoolExecutor
-    last: Future[Ref]
+    def __init__(self, context: StageContext, plan: ShardPlan) -> None:
+        self.plan, self._context = plan, context
+        self._lock, self._done, self._shards = threading.Lock(), dict[int, int](), 0
+        self._total = sum(shard.tokens for shard in plan.shards)
+
+    def leave_out(self, shard: PlannedShard) -> None:
+        """Expect nothing of a shard that somebody else has recorded, or does."""
+        with self._lock:
+            self._total -= shard.tokens
+
+    def of(self, shard: PlannedShard) -> Callable[[int], None]:
+        """Return what is called after every sample: report, and stop before the root has less than its reserve."""
+
+        def report(done: int) -> None:
+            with self._lock:
+                self._done[shard.index] = done
+                self._shards += done == shard.tokens
+                self._context.progress.update(sum(self._done.values()), self._total, "tokens", shards=self._shards)
+            if done < shard.tokens:
+                rest = self.plan.bytes_of(shard) * (shard.tokens - done) // shard.tokens
+                _check_space(self._context, rest)
+
+        return report
 
 
 def _out(context: StageContext) -> Path:
     return context.work / "out"
 
 
-def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, capture: Capture) -> None:
+def _record(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> None:
     """Capture one shard into its directory."""
     from eagle3_core.data.recording import ShardSamples, record
 
@@ -104,7 +123,7 @@ def _record(context: StageContext, plan: ShardPlan, shard: PlannedShard, capture
     staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
     max_bad = context.run.capture.max_bad_samples
-    record(capture, plan, shard, samples, staged, max_bad, _reporter(context, plan, shard))
+    record(capture, tally.plan, shard, samples, staged, max_bad, tally.of(shard))
 
 
 def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
@@ -118,45 +137,34 @@ def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
     )
 
 
-def _go_on(context: StageContext, plan: ShardPlan, capture: Capture, commits: Commits) -> None:
-    """Capture every further shard that is neither committed nor claimed."""
+def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadPoolExecutor) -> None:
+    """Capture every further shard that is neither committed nor claimed, a few at once.
+
+    At the end of a shard its last states are still on their way while the engine has nothing of it left to do.
+    """
     assert context.index is not None
+    failed = threading.Event()
+
+    def attempt(shard: PlannedShard) -> None:
+        if failed.is_set():
+            return
+        try:
+            if find_sound(context.store, shard.key) is None:
+                with context.store.claim(shard.key) as ours:
+                    if ours and find_sound(context.store, shard.key) is None:
+                        _check_space(context, tally.plan.bytes_of(shard))
+                        _record(context, shard, capture, tally)
+                        _commit(context, tally.plan, shard)
+                        return
+            tally.leave_out(shard)
+        except BaseException:
+            failed.set()
+            raise
+
     behind = context.index + 1
-    for shard in [*plan.shards[behind:], *plan.shards[: context.index]]:
-        if find_sound(context.store, shard.key) is not None:
-            continue
-        with contextlib.ExitStack() as held:
-            ours = held.enter_context(context.store.claim(shard.key))
-            if not ours or find_sound(context.store, shard.key) is not None:
-                continue
-            _check_space(context, plan.bytes_of(shard))
-            _record(context, plan, shard, capture)
-            commits.last.result()
-            commits.last = commits.pool.submit(_commit_held, held.pop_all(), context, plan, shard)
-    commits.last.result()
-
-
-def _commit_held(
-    held: contextlib.ExitStack,
-    context: StageContext,
-    plan: ShardPlan,
-    shard: PlannedShard,
-) -> Ref:
-    with held:
-        return _commit(context, plan, shard)
-
-
-def _reporter(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Callable[[int], None]:
-    """Return what is called after every sample: report, and stop before the root has less than its reserve."""
-    started = time.monotonic()
-
-    def report(done: int) -> None:
-        rate = done / max(time.monotonic() - started, 1e-6)
-        context.progress.update(done, shard.tokens, "tokens", shard=shard.index, tokens_per_s=round(rate, 1))
-        if done < shard.tokens:
-            _check_space(context, plan.bytes_of(shard) * (shard.tokens - done) // shard.tokens)
-
-    return report
+    shards = [*tally.plan.shards[behind:], *tally.plan.shards[: context.index]]
+    for done in [pool.submit(attempt, shard) for shard in shards]:
+        done.result()
 
 
 def _check_engine(context: StageContext, plan: ShardPlan) -> None:

@@ -11,6 +11,7 @@ import pytest
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.plan import read_plan
 from eagle3_core.data.shards import ShardWriter
+from eagle3_core.engine.client import CALLERS
 from eagle3_core.errors import EXIT_CODES, Remedy, StorageFullError
 from eagle3_core.repair import inspect
 from eagle3_core.storage import load
@@ -73,7 +74,7 @@ def test_a_disk_that_fills_while_working_ahead_fails_no_task_and_leaves_nothing(
 
     monkeypatch.setattr(ShardWriter, "append", append)
     planned.run("capture", 0)
-    assert len(calls) == own + 3
+    assert own + 3 <= len(calls) <= own + 2 + CALLERS  # each of those who work meets it at most once
     assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count("ok") == 1
     assert left_over(planned) == []
 
