@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -66,10 +68,13 @@ def wait_for_checkpoint(inputs, output, after, process, job):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """An uninterrupted run."""
+    """An uninterrupted run, while somebody has torchrun's own port."""
     base = tmp_path_factory.mktemp("whole")
     inputs = make_inputs(base)
-    return inputs, finish(inputs, base / "job")
+    with contextlib.ExitStack() as held:
+        with contextlib.suppress(OSError):
+            held.enter_context(socket.create_server(("", 29500)))
+        return inputs, finish(inputs, base / "job")
 
 
 def test_the_stage_writes_the_drafter_its_sizes_its_vocab_and_what_it_measured(whole):

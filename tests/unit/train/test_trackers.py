@@ -9,12 +9,17 @@ import time
 from functools import partial
 
 import pytest
+import torch
 
 from eagle3_core.errors import ConfigError
+from eagle3_core.progress import Progress
 from eagle3_core.train import destinations, sender
+from eagle3_core.train.checkpoint import TrainState
 from eagle3_core.train.destinations import TensorBoard, TrackedRun, log_records, require_trackers
+from eagle3_core.train.distributed import Ranks
+from eagle3_core.train.flops import useful_flops
 from eagle3_core.train.sender import Sender
-from eagle3_core.train.trackers import finite, metrics_text, render, tracked_rows
+from eagle3_core.train.trackers import StepReport, Trackers, finite, metrics_text, render, tracked_rows
 
 
 @pytest.fixture
@@ -165,6 +170,36 @@ def test_the_table_leaves_out_what_is_not_known():
     assert head == "held-out at step 10 (best so far)"
     assert len(columns) == len(line)
     assert line.split() == ["1", "0.500", "--", "1.50", "1.40", "0.400", "1.40", "--", "--", "0.10", "7"]
+
+
+def test_progress_says_how_fast_it_goes_and_what_does_not_get_through(make_job, tmp_path):
+    job, kept = make_job(), Kept()
+    kept.failing = 99
+    trackers = Trackers(Progress("train", tmp_path), [Sender("kept", kept.connect)], tmp_path / "metrics.jsonl")
+    state, tokens = TrainState(), []
+    trackers.start(job, Ranks.alone(), state)
+    trackers._matmul = 1e9
+    for seconds in (9.0, 0.5, 0.5):
+        state.step += 1
+        tokens.append(sum(job.order.lengths[s] for row in job.order.rows(state.step - 1) for s in row))
+        state.tokens += tokens[-1]
+        counts = torch.tensor([4.0, 2.0, 1.0])
+        report = StepReport(1.5, 0.1, 1e-4, counts, counts / 2, seconds, seconds / 5, stop=False, save=False)
+        trackers.progress._written = 0.0
+        trackers.stepped(state, report)
+    until = time.monotonic() + 5
+    while not trackers.senders[0].behind and time.monotonic() < until:
+        time.sleep(0.01)
+    trackers.progress._written = 0.0
+    trackers.stepped(state, report)
+    detail = json.loads((tmp_path / "progress.json").read_text())["detail"]
+    flops = [sum(useful_flops(job, row) for row in job.order.rows(step)) for step in (1, 2, 2)]
+    smooth = 0.9 * (0.9 * flops[0] + 0.1 * flops[1]) + 0.1 * flops[2]
+    assert detail["mfu"] == pytest.approx(smooth / 0.5 / 1e9)
+    assert detail["tokens_per_s"] == pytest.approx((0.9 * (0.9 * tokens[1] + 0.1 * tokens[2])) / 0.5), "not the first"
+    assert detail["waiting"] == pytest.approx(0.2)
+    assert detail["not_reached"] == "kept"
+    assert detail["tau"] == 2.5
 
 
 def steps_of_mlflow(tracked):
