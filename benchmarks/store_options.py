@@ -63,7 +63,7 @@ def teacher_moved(reference: FeatureSet, other: FeatureSet, head: torch.Tensor) 
     """Return mean KL of the teacher's distribution from the reference's, and how often its greedy token is another."""
     divergence, differ, rows = 0.0, 0, 0
     for sample in reference.held_out.nonzero()[0].tolist():
-        one, two = reference.read(sample), other.read(sample)
+        one, two = reference.read(sample).restored(), other.read(sample).restored()
         kept = label_rows(one.loss_mask)
         p, q = ((states.last_hidden_state[kept].float() @ head.T).log_softmax(-1) for states in (one, two))
         divergence += float((p.exp() * (p - q)).sum())

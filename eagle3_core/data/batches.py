@@ -144,4 +144,4 @@ class Samples(Protocol):
     """What training needs of a feature set."""
 
     def read(self, index: int) -> Any:
-        """Return input_ids [T], loss_mask [T], aux_hidden_states [T, A*D] and last_hidden_state [T, D]."""
+        """Return a FeatureSample of T tokens: ids, mask and states, with scales where those have 8 bits."""

@@ -84,11 +84,16 @@ def quantise(states: torch.Tensor, layers: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def dequantise(stored: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Return the float32 states [T, layers * D] of `quantise`."""
+    """Return the float32 states [T, layers * D] of `quantise`, the same on a CPU and on a GPU; NaN where a scale is."""
     import torch
 
-    # e4m3's bits, moved up, are a float16 of 1/256 of the value, NaN aside; PyTorch's own conversion is half as fast.
-    bits = stored.view(torch.uint8).to(torch.int16)
-    small = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(torch.float16).float()
-    parts: torch.Tensor = small.unflatten(-1, (scales.shape[-1], -1)).mul_(256 * scales[..., None])
+    if stored.is_cuda:
+        # One of its instructions.
+        small, factor = stored.float(), scales
+    else:
+        # e4m3's bits, moved up, are a float16 of 1/256 of the value, NaN aside; PyTorch's conversion is half as fast.
+        bits = stored.view(torch.uint8).to(torch.int16)
+        small = (((bits & 0x80) << 8) | ((bits & 0x7F) << 7)).view(torch.float16).float()
+        factor = 256 * scales
+    parts: torch.Tensor = small.unflatten(-1, (scales.shape[-1], -1)).mul_(factor[..., None])
     return parts.flatten(-2)

@@ -36,14 +36,27 @@ class FeatureSample:
     Attributes:
         input_ids: int64 [T], prompt and answer.
         loss_mask: bool [T], true on the tokens of the answer, its EOS included.
-        aux_hidden_states: [T, A * D], lowest layer first, in the stored dtype; float32 where that has 8 bits.
+        aux_hidden_states: [T, A * D], lowest layer first, in the stored dtype.
         last_hidden_state: [T, D], after the target's final norm; NaN in rows that are not stored.
+        aux_scales: float32 [T, A] with which states in 8 bits are still to be multiplied; None for others.
+        last_scales: float32 [T, 1], likewise; here NaN stands in the rows that are not stored.
     """
 
     input_ids: torch.Tensor
     loss_mask: torch.Tensor
     aux_hidden_states: torch.Tensor
     last_hidden_state: torch.Tensor
+    aux_scales: torch.Tensor | None = None
+    last_scales: torch.Tensor | None = None
+
+    def restored(self) -> FeatureSample:
+        """Return the sample with its states in 8 bits turned back into float32."""
+        aux, last = self.aux_hidden_states, self.last_hidden_state
+        return FeatureSample(
+            self.input_ids, self.loss_mask,
+            aux if self.aux_scales is None else dequantise(aux, self.aux_scales),
+            last if self.last_scales is None else dequantise(last, self.last_scales),
+        )  # fmt: skip
 
 
 class FeatureSet:
@@ -93,7 +106,7 @@ class FeatureSet:
         return len(self.sample_ids)
 
     def read(self, sample: int) -> FeatureSample:
-        """Return one sample.
+        """Return one sample as it is stored: what has 8 bits is turned back where it is used, which may be a GPU.
 
         Raises:
             CorruptArtifactError: its shard is missing, is another one than was sealed, has another size, or the rows
@@ -106,8 +119,10 @@ class FeatureSet:
         return FeatureSample(
             input_ids=stored["input_ids"].to(torch.int64),
             loss_mask=loss_mask,
-            aux_hidden_states=_states(stored, "aux_hidden_states", "aux_scales"),
-            last_hidden_state=self._last(_states(stored, "last_hidden_state", "last_scales"), loss_mask),
+            aux_hidden_states=stored["aux_hidden_states"],
+            last_hidden_state=self._every_row(stored["last_hidden_state"], loss_mask),
+            aux_scales=stored.get("aux_scales"),
+            last_scales=self._every_row(stored["last_scales"], loss_mask) if "last_scales" in stored else None,
         )
 
     def _stored(self, sample: int) -> dict[str, torch.Tensor]:
@@ -131,16 +146,20 @@ class FeatureSet:
                 )
         return found
 
-    def _last(self, stored: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+    def _every_row(self, stored: torch.Tensor, loss_mask: torch.Tensor) -> torch.Tensor:
+        """Return [T, ...] of which the rows that are not stored are NaN, or 0 in 8 bits: their scale is NaN."""
         import torch
 
         if self.encoding.last_rows == "all":
             return stored
         # A sample that was not finite has rows, and no label that could read them. Whoever reads another is to notice.
-        kept = label_rows(loss_mask)
-        last = torch.full((len(loss_mask), self.encoding.hidden_size), torch.nan, dtype=stored.dtype)
-        last[kept] = stored[: len(kept)]
-        return last
+        kept, eight_bits = label_rows(loss_mask), stored.element_size() == 1
+        shape = (len(loss_mask), *stored.shape[1:])
+        every = (
+            torch.zeros(shape, dtype=torch.uint8) if eight_bits else torch.full(shape, torch.nan, dtype=stored.dtype)
+        )
+        every[kept] = (stored.view(torch.uint8) if eight_bits else stored)[: len(kept)]
+        return every.view(stored.dtype)
 
     def _shard(self, number: int) -> Any:
         if number not in self._open:
@@ -183,7 +202,3 @@ def write_feature_set(
     save_file(index | offsets | others, directory / INDEX)
     described = {"schema_version": SCHEMA, "encoding": encoding.model_dump(mode="json"), **values}
     (directory / SAMPLES).write_text(json.dumps(described), encoding="utf-8")
-
-
-def _states(stored: Mapping[str, torch.Tensor], name: str, scales: str) -> torch.Tensor:
-    return dequantise(stored[name], stored[scales]) if scales in stored else stored[name]

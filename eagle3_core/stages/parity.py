@@ -68,7 +68,7 @@ def _held_out(features: FeatureSet, ends: TargetEnds) -> Iterator[HeldOut]:
     for index in features.held_out.nonzero()[0].tolist():
         if tokens >= MAX_TOKENS:
             return
-        sample = features.read(index)
+        sample = features.read(index).restored()
         answer = sample.loss_mask.nonzero().flatten()
         if len(answer) < 2 or int(answer[0]) == 0:
             continue

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from eagle3_core.data.batches import Row, Samples
+from eagle3_core.data.encoding import dequantise
 from eagle3_core.model.unroll import Chains
 
 AHEAD = 3
@@ -69,14 +70,19 @@ def _join(
             joined = torch.cat(parts, out=torch.empty(shape, dtype=parts[0].dtype, pin_memory=stream is not None))
             return joined.to(device, non_blocking=True)
 
+        def send_states(states: list[torch.Tensor], scales: list[torch.Tensor | None]) -> torch.Tensor:
+            """Send states as they are stored; those in 8 bits are turned back on the device."""
+            factors = [one for one in scales if one is not None]
+            return dequantise(send(states), send(factors)) if factors else send(states)
+
         batch = Batch(
             row,
             lengths,
             mask,
             chains.to(device),
             send([sample.input_ids for sample in samples]),
-            send([sample.aux_hidden_states for sample in samples]).to(dtype),
-            send([sample.last_hidden_state for sample in samples]),
+            send_states([s.aux_hidden_states for s in samples], [s.aux_scales for s in samples]).to(dtype),
+            send_states([s.last_hidden_state for s in samples], [s.last_scales for s in samples]),
         )
         return batch, stream.record_event() if stream else None
 

@@ -22,6 +22,7 @@ from eagle3_core.errors import (
 )
 from eagle3_core.repair import inspect
 from eagle3_core.storage import load
+from eagle3_core.train.loader import batches
 from eagle3_core.vocab import VocabMap
 
 
@@ -251,7 +252,7 @@ def test_a_feature_set_gives_back_what_the_engine_computed(planned, engine, fp8,
     # Three bits of mantissa.
     aux_error, last_error = (2**-4 if fp8 in known else 0.0 for known in (("aux", "all"), ("all",)))
     for position, name in enumerate(features.sample_ids):
-        answer, sample = answers[name], features.read(position)
+        answer, sample = answers[name], features.read(position).restored()
         ids = torch.tensor(answer.input_ids + answer.output_ids)
         assert torch.equal(sample.input_ids, ids)
         assert sample.loss_mask.tolist() == [False] * len(answer.input_ids) + [True] * len(answer.output_ids)
@@ -268,6 +269,30 @@ def test_a_feature_set_gives_back_what_the_engine_computed(planned, engine, fp8,
         assert features.domains[features.domain[position]] == answer.domain
     assert features.aux_layers == (1, 3, 4)
     assert features.target["model_class"] == "LlamaForCausalLM"
+
+
+@pytest.mark.parametrize("last_rows", ["labels", "all"])
+@pytest.mark.parametrize("fp8", ["aux", "all"])
+def test_states_in_8_bits_travel_to_training_in_8_bits_and_arrive_as_they_would_restored(
+    planned, monkeypatch, fp8, last_rows
+):
+    planned.config = changed(planned.config, "capture", fp8=fp8, last_rows=last_rows)
+    planned.run("plan_capture")
+    planned.capture_all()
+    features = FeatureSet.open(planned.store, planned.run("seal"))
+    sent, real = [], torch.Tensor.to
+    monkeypatch.setattr(
+        torch.Tensor, "to", lambda tensor, *to, **how: sent.append((tensor, to)) or real(tensor, *to, **how)
+    )
+    device = torch.device("cpu")
+    [batch] = batches(features, [(3, 0, 7)], device, torch.float32)
+    kinds = [tensor.dtype for tensor, to in sent if to == (device,)]
+    assert kinds.count(torch.float8_e4m3fn) == (2 if fp8 == "all" else 1)
+    samples = [features.read(sample).restored() for sample in (3, 0, 7)]
+    assert torch.equal(batch.aux_hidden_states, torch.cat([sample.aux_hidden_states for sample in samples]))
+    last = torch.cat([sample.last_hidden_state for sample in samples])
+    torch.testing.assert_close(batch.last_hidden_state, last, rtol=0, atol=0, equal_nan=True)
+    assert bool(last.isnan().any()) == (last_rows == "labels")
 
 
 def test_one_engine_captures_ahead_and_no_sample_is_captured_twice(planned, engine):
@@ -356,7 +381,7 @@ def test_a_sample_whose_states_are_not_finite_is_kept_apart_and_teaches_nothing(
     assert found["not_finite"] == 2
     assert found["supervised"] == int(features.supervised.sum())
     for position, name in enumerate(features.sample_ids):
-        sample = features.read(position)
+        sample = features.read(position).restored()
         assert bool(sample.loss_mask.any()) == (features.supervised[position] > 0) == (name not in bad)
         assert torch.isfinite(sample.aux_hidden_states).all()
         assert torch.isfinite(sample.last_hidden_state[label_rows(sample.loss_mask)]).all()
