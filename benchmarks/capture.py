@@ -86,6 +86,7 @@ def main() -> None:
     parser.add_argument("--last-rows", choices=("labels", "all"), default=defaults.last_rows)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--passes", type=int, default=5)
+    parser.add_argument("--engine-args", type=json.loads, default={}, help="further flags of the server, as JSON")
     parser.add_argument("--root", type=Path, help="where shards are written; a fresh directory below it is used")
     arguments = parser.parse_args()
     overrides = {
@@ -93,6 +94,7 @@ def main() -> None:
         "capture.shard_tokens": arguments.shard_tokens, "capture.prefill_tokens": arguments.prefill_tokens,
         "capture.fp8": arguments.fp8, "capture.last_rows": arguments.last_rows, "serving.threads": arguments.threads,
         "serving.max_total_tokens": max(24576, 2 * arguments.prefill_tokens),
+        "serving.engine_args": arguments.engine_args, "data.max_sample_tokens": arguments.longest,
     }  # fmt: skip
     with tempfile.TemporaryDirectory(dir=arguments.root) as scratch:
         print(json.dumps(measure(Path(scratch), overrides, arguments)))

@@ -131,7 +131,8 @@ def disturb(capture: Capture, kills: int, seed: int) -> Counter[str]:
     victims = [VICTIMS[number % 2] for number in range(kills)]
     chance.shuffle(victims)
     # A kill is due when so many shards are committed, and a random moment later: in the middle of one, or of a commit.
-    moments = sorted(chance.randrange(len(capture.keys) * 3 // 4) for _ in range(kills))
+    shards = len(capture.keys)
+    moments = sorted(chance.randrange(shards // 2) for _ in range(kills))
     for due, victim in zip(moments, victims, strict=True):
         process = capture.start(capture.missing[0])
         if capture.committed > due:
@@ -139,7 +140,7 @@ def disturb(capture: Capture, kills: int, seed: int) -> Counter[str]:
             time.sleep(chance.uniform(0.2, 8.0))
         while process.poll() is None and capture.committed <= due:
             time.sleep(0.01)
-        time.sleep(chance.uniform(0.0, 0.3))
+        time.sleep(chance.uniform(0.0, 0.005 * shards))
         if process.poll() is not None:
             raise SystemExit(f"ended by itself: {(capture.job / 'log').read_text()[-2000:]}")
         begun = any((capture.job / "work" / "out").glob("*/*.safetensors"))
