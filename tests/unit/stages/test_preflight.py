@@ -29,6 +29,12 @@ def test_a_target_that_can_be_drafted_for_is_told_with_its_layer_ids(tmp_path):
     assert checked(tmp_path)["layer_ids"] == (1, 3, 4)
 
 
+def test_the_heads_of_a_drafter_with_mla_are_told(tmp_path):
+    latent = {"q_lora_rank": 6, "kv_lora_rank": 5, "qk_nope_head_dim": 4, "qk_rope_head_dim": 2, "v_head_dim": 3}
+    found = checked(tmp_path, {"attention": "mla"}, architectures=["DeepseekV3ForCausalLM"], **latent)
+    assert (found["heads"], found["head_dim"], found["layer_ids"]) == (2, 6, (1, 3, 4))
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -37,6 +43,7 @@ def test_a_target_that_can_be_drafted_for_is_told_with_its_layer_ids(tmp_path):
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ConfigError, "rope type 'longrope'"),
         ({"architectures": ["UnheardOfForCausalLM"]}, EngineArgsError, "no layer-id rule is known"),
         ({"drafter": {"num_heads": 3}}, ConfigError, "cannot share"),
+        ({"drafter": {"attention": "mla"}}, ConfigError, "which has no MLA"),
     ],
 )
 def test_a_target_that_cannot_is_refused_before_capture(changes, error, message, tmp_path):
