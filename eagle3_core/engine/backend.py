@@ -16,8 +16,11 @@ from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import ShardPlan
 from eagle3_core.engine import fingerprint
+from eagle3_core.engine.layers import PART_OF_THE_OUTPUT
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.engine.spool import CapturedSample
+from eagle3_core.errors import EngineArgsError
+from eagle3_core.identity import read_target
 
 _BESIDE_THE_POINT = ("mem-fraction-static", "base-gpu-id")
 """Flags of SGLang that say how much or where; any other may decide what a hidden state is."""
@@ -36,6 +39,19 @@ def capture_engine(run: RunConfig) -> dict[str, str]:
         return {"backend": "sglang", **fingerprint.serving_engine(run.serving.device), **_launched(run)}
     known, device = _transformers_fingerprint(), resolve_device(run.serving.device)
     return {"backend": run.capture.backend, "fingerprint": known, "device": device}
+
+
+def refuse_other_states(model_class: str) -> None:
+    """Refuse to capture by transformers what SGLang would serve other states of.
+
+    Raises:
+        EngineArgsError: names the class.
+    """
+    if model_class in PART_OF_THE_OUTPUT:
+        raise EngineArgsError(
+            f"capture.backend: expected sglang for {model_class}, found transformers: SGLang hands a drafter what each "
+            "layer's MLP adds, not the layer's output, so that acceptance would fall without an error"
+        )
 
 
 def _launched(run: RunConfig) -> dict[str, str]:
@@ -59,6 +75,7 @@ def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[
 
     run = context.run
     if run.capture.backend == "transformers":
+        refuse_other_states(read_target(target).model_class)
         from eagle3_core.engine.hf import TransformersCapture
 
         torch.set_num_threads(run.serving.threads)

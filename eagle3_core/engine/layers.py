@@ -43,6 +43,12 @@ _ADDS_ONE_WHEN_FIRST_IS_ONE = frozenset(
 )
 _ADDS_ONE_UNLESS_LAST_BOUNDARY = frozenset({"GptOssForCausalLM"})
 
+PART_OF_THE_OUTPUT = frozenset({"Gemma3ForCausalLM"})
+"""Classes of which SGLang (0.5.17 and 0.5.23) records what a layer's MLP adds, without the stream it is added to.
+
+A drafter that learns from what SGLang captures is served the same; states of another engine are others.
+"""
+
 
 def boundaries(outputs_of: Sequence[int]) -> tuple[int, ...]:
     """Return the boundaries SGLang must end up capturing for these layers' outputs."""

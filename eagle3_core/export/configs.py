@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from eagle3_core.engine.layers import default_outputs_of
+from eagle3_core.engine.layers import PART_OF_THE_OUTPUT, default_outputs_of
 from eagle3_core.errors import ConfigError, ExportError
 from eagle3_core.export.dialects import BLOCK, IDS, NESTED_CONFIG, Dialect, Numbering
 from eagle3_core.export.facts import DrafterFacts
@@ -45,6 +45,12 @@ def check_served(facts: DrafterFacts, to: Dialect, where: str) -> None:
         raise ExportError(
             f"{where}: RoPE type for {to.name}: expected {known}, found {kind}; {to.reader} has no other, choose "
             "another dialect"
+        )
+    vllm = [numbering is Numbering.ENTRIES for numbering in (facts.numbering, to.numbering)]
+    if vllm[0] != vllm[1] and facts.target_class in PART_OF_THE_OUTPUT:
+        raise ExportError(
+            f"{where}: target: expected one whose states are the same to SGLang and vLLM, found {facts.target_class}: "
+            "SGLang hands out what each layer's MLP adds, vLLM the layer's output; train for the engine that serves it"
         )
     if facts.mla and to.name == "vllm" and kind == "default" and facts.rope_parameters["rope_theta"] != VLLM_THETA:
         raise ExportError(

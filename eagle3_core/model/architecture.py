@@ -19,6 +19,9 @@ MHA_OF_MLA_HEAD_DIM = 128
 SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier")
 """Target settings that put something between the last hidden state and the logits, or behind the embedding."""
 
+SCALED_EMBEDDING = ("gemma3_text",)
+"""Model types that multiply the embedding on the way in, and whose norms multiply by 1 + weight."""
+
 
 class DrafterArchitecture(Section):
     """Sizes and constants from which the network is built.
@@ -127,6 +130,8 @@ class DrafterArchitecture(Section):
 def refuse_scaled_logits(target: Mapping[str, Any]) -> None:
     """Refuse targets whose logits are not simply head @ last hidden state.
 
+    Gemma 3's are. Its embedding is scaled on the way in alone, and the drafter norms what it embeds.
+
     Raises:
         TargetError: names the setting.
     """
@@ -136,9 +141,11 @@ def refuse_scaled_logits(target: Mapping[str, Any]) -> None:
             raise TargetError(
                 f"target config.json: {name} = {text[name]}: scaled or capped logits are not supported yet"
             )
-    if str(text.get("model_type", "")).startswith("gemma"):
+    kind = str(text.get("model_type", ""))
+    if kind.startswith("gemma") and kind not in SCALED_EMBEDDING:
         raise TargetError(
-            f"target model type {text['model_type']}: its embedding and norms are scaled; not supported yet"
+            f"target model type {kind}: expected {' or '.join(SCALED_EMBEDDING)} of the Gemmas, found another: its "
+            "embedding and norms are scaled in ways nobody has checked here; not supported yet"
         )
 
 
@@ -171,6 +178,8 @@ def _kv_heads(text: Mapping[str, Any], wanted: DrafterConfig) -> int:
 def _rope(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the target's RoPE settings in the spelling of transformers 5, whichever it uses."""
     found = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+    # Where layers differ (Gemma 3), the drafter attends to everything.
+    found = dict(found.get("full_attention", found))
     kind = found.pop("type", None)
     found.setdefault("rope_type", kind or "default")
     found.setdefault("rope_theta", text.get("rope_theta", 10000.0))

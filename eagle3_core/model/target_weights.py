@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from eagle3_core.errors import TargetError
 from eagle3_core.identity import read_config
-from eagle3_core.model.architecture import refuse_scaled_logits
+from eagle3_core.model.architecture import SCALED_EMBEDDING, refuse_scaled_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +23,10 @@ NOT_THE_DECODER = (".layers.", ".blocks.", "vis", "mtp.")
 
 @dataclass(frozen=True, slots=True)
 class TargetWeights:
-    """Embedding [V, D], head [V, D] and final norm [D], all float32; tied embeddings share one tensor."""
+    """Embedding [V, D] as stored, head [V, D] and what the final norm multiplies by [D], all float32.
+
+    Tied embeddings share one tensor.
+    """
 
     embedding: torch.Tensor
     head: torch.Tensor
@@ -46,6 +49,8 @@ def read_target_weights(directory: Path) -> TargetWeights:
         raise TargetError(f"{directory}: expected {HEAD} (embeddings are not tied), found none")
     head = _read(directory, files, _name(files, HEAD, directory)) if has_head and not tied else embedding
     norm = _read(directory, files, _name(files, NORM, directory))
+    if (config.get("text_config") or config).get("model_type") in SCALED_EMBEDDING:
+        norm += 1
     if head.shape != embedding.shape:
         raise TargetError(
             f"{directory}: head {tuple(head.shape)} and embedding {tuple(embedding.shape)} differ in shape"

@@ -19,7 +19,7 @@ from eagle3_core.data.plan import capture_decides, capture_identity
 from eagle3_core.data.prompts import named, selection_rank, split, unique
 from eagle3_core.data.reuse import captured_shards
 from eagle3_core.engine import gpus
-from eagle3_core.engine.backend import capture_engine
+from eagle3_core.engine.backend import capture_engine, refuse_other_states
 from eagle3_core.engine.effective import validate
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan
@@ -85,6 +85,8 @@ def _drafter(config: RunConfig) -> dict[str, Any]:
     shape = read_target(directory)
     layers = aux_layers(config.target, shape)
     sizes = _sizes(config)
+    if config.capture.backend == "transformers":
+        refuse_other_states(shape.model_class)
     ids = engine_layer_ids(layers, shape.model_class, shape.num_layers)
     return {"aux_layers": layers, "layer_ids": ids, "heads": sizes.num_heads, "head_dim": sizes.head_dim}
 

@@ -18,7 +18,9 @@ from eagle3_core.data.features import FeatureSample
 from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.hf import TransformersCapture
 from eagle3_core.engine.launch import LaunchPlan
+from eagle3_core.engine.layers import PART_OF_THE_OUTPUT
 from eagle3_core.engine.server import SglangServer
+from eagle3_core.engine.spool import CapturedSample
 from eagle3_core.evaluate.measurement import ServedAnswer, pool
 from eagle3_core.evaluate.parity import HeldOut, Parity, compare, require, trained_logits
 from eagle3_core.evaluate.reference import Reference, TargetEnds
@@ -55,6 +57,13 @@ SERVED_ON_A_CPU = {
     "Qwen2ForCausalLM": {"rope_parameters": {**YARN, "factor": 2.0}},
     "Qwen3ForCausalLM": {"rope_parameters": YARN},
     "Phi3ForCausalLM": {},
+    # SGLang hands out other states than transformers: these are captured as they are served.
+    "Gemma3ForCausalLM": {
+        "sliding_window": 16,
+        "query_pre_attn_scalar": 16,
+        "tie_word_embeddings": True,
+        "initializer_range": 0.05,
+    },
     "Qwen3MoeForCausalLM": {**EXPERTS, "num_experts": 4},
     "Glm4MoeForCausalLM": {**EXPERTS, "n_routed_experts": 4, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "DeepseekV3ForCausalLM": {
@@ -95,9 +104,11 @@ def make_target(directory: Path, model_class: str) -> Path:
 
     torch.manual_seed(0)
     kind = getattr(transformers, model_class)
-    kind(kind.config_class(**{**SIZES, **(SERVED_ON_A_CPU | NEED_A_GPU)[model_class]})).float().save_pretrained(
-        directory
-    )
+    model = kind(kind.config_class(**{**SIZES, **(SERVED_ON_A_CPU | NEED_A_GPU)[model_class]})).float()
+    if model.config.tie_word_embeddings:
+        # A random model whose head is its embedding says what it reads; norms of both signs part the two.
+        model.model.norm.weight.data = torch.randint(-1, 1, (HIDDEN,)).float() * 2
+    model.save_pretrained(directory)
     words = Tokenizer(models.WordLevel({f"w{index}": index for index in range(VOCAB)}, unk_token="w2"))
     transformers.PreTrainedTokenizerFast(
         tokenizer_object=words, bos_token="w0", eos_token="w1", pad_token="w2"
@@ -183,12 +194,20 @@ class Made:
     parity: Parity
 
 
+def states(target: Path, model_class: str, whole: list[list[int]], root: Path) -> list[CapturedSample]:
+    if model_class not in PART_OF_THE_OUTPUT:
+        return list(TransformersCapture(target, "float32", AUX).capture(whole))
+    plan = LaunchPlan.capture(target, "float32", ServingConfig(device="cpu", threads=1), AUX, PROMPT + TOKENS, 256)
+    with SglangServer(plan, log=root / "capture.log", threads=1) as server, server.client() as client:
+        return list(client.capture(whole))
+
+
 def make(root: Path, model_class: str, drafter: DrafterConfig | None = None) -> Made:
     target = make_target(root / "target", model_class)
     prompts = [[3 + (31 * index + 17 * at) % (VOCAB - 3) for at in range(PROMPT)] for index in range(24)]
     answers = continued(target, prompts)
     whole = [prompt + answer for prompt, answer in zip(prompts, answers, strict=True)]
-    captured = list(TransformersCapture(target, "float32", AUX).capture(whole))
+    captured = states(target, model_class, whole, root)
     features = Captured([
         FeatureSample(one.input_ids, torch.arange(len(one.input_ids)) >= PROMPT, one.aux_hidden_states.clone(),
                       one.last_hidden_state.clone())

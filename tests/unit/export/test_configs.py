@@ -188,3 +188,13 @@ def test_ids_that_cannot_be_translated_are_an_export_error(ids, source, to, targ
     with pytest.raises(ExportError) as caught:
         translate(ids, source, to, target, "here")
     assert not isinstance(caught.value, EngineArgsError)
+
+
+def test_layers_that_two_engines_hand_out_differently_are_not_renumbered(tmp_path):
+    gemma = tiny.target(architectures=["Gemma3ForCausalLM"])
+    for name, to in (("sglang", "vllm"), ("speculators", "sglang")):
+        source = tiny.write(tmp_path / name, name)
+        with pytest.raises(ExportError, match="found Gemma3ForCausalLM: SGLang hands out what each"):
+            remap(source, tmp_path / "out", to, target=gemma)
+    assert remap(tmp_path / "sglang", tmp_path / "own", "own", target=gemma).out.exists()
+    assert remap(tmp_path / "speculators", tmp_path / "vllm", "vllm", target=gemma).out.exists()

@@ -44,7 +44,8 @@ def test_sizes_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("setting", [
-    {"final_logit_softcapping": 30.0}, {"logits_scaling": 8.0}, {"model_type": "gemma3_text"},
+    {"final_logit_softcapping": 30.0}, {"logits_scaling": 8.0}, {"model_type": "gemma3n_text"},
+    {"model_type": "gemma3_text", "final_logit_softcapping": 30.0},
 ])  # fmt: skip
 def test_targets_whose_logits_are_not_head_times_state_are_refused(setting):
     with pytest.raises(TargetError, match="not supported yet"):
@@ -78,6 +79,23 @@ def test_heads_can_be_wider_than_the_targets():
 def test_the_drafter_of_a_target_that_rotates_half_of_each_head_rotates_all_of_it():
     rope = {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.5}
     assert derive({**CONFIG, "rope_parameters": rope}).rope_parameters == {"rope_type": "default", "rope_theta": 1e6}
+
+
+GEMMA = {**CONFIG, "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "tie_word_embeddings": True}
+
+
+def test_where_layers_rotate_differently_the_drafter_rotates_as_those_that_see_everything():
+    kinds = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}  # fmt: skip
+    assert derive({**GEMMA, "rope_parameters": kinds}).rope_parameters == kinds["full_attention"]
+
+
+def test_the_final_norm_of_gemma_3_multiplies_by_one_more_than_is_stored(tmp_path):
+    embedding, norm = torch.randn(10, 8), torch.randn(8)
+    found = read_target_weights(write(tmp_path, GEMMA, {"model.embed_tokens.weight": embedding,
+                                                        "model.norm.weight": norm}))  # fmt: skip
+    assert torch.equal(found.final_norm, norm + 1)
+    assert torch.equal(found.embedding, embedding)
 
 
 def test_weights_are_found_under_prefixes_and_tied_heads_are_the_embedding(tmp_path):

@@ -17,11 +17,12 @@ TARGET = {
 }  # fmt: skip
 
 
-def checked(directory, drafter=None, **changes):
+def checked(directory, drafter=None, backend="sglang", **changes):
     (directory / "config.json").write_text(json.dumps({**TARGET, **changes}))
     (directory / "tokenizer.json").write_text("{}")
     save_file({"model.embed_tokens.weight": torch.zeros(40, 16)}, directory / "model.safetensors")
     values = {"target": {"model": str(directory)}, "data": {"prompts": "demo"}, "drafter": drafter or {}}
+    values |= {"capture": {"backend": backend}}
     return _drafter(RunConfig.parse(values, "test"))
 
 
@@ -35,10 +36,18 @@ def test_the_heads_of_a_drafter_with_mla_are_told(tmp_path):
     assert (found["heads"], found["head_dim"], found["layer_ids"]) == (2, 6, (1, 3, 4))
 
 
+def test_what_sglang_hands_out_in_part_is_not_captured_by_another(tmp_path):
+    gemma = {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text"}
+    assert checked(tmp_path, **gemma)["layer_ids"] == (1, 3, 4)
+    with pytest.raises(EngineArgsError, match="expected sglang for Gemma3ForCausalLM, found transformers"):
+        checked(tmp_path, backend="transformers", **gemma)
+    assert checked(tmp_path, backend="transformers")["layer_ids"] == (1, 3, 4)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"model_type": "gemma3_text"}, TargetError, "embedding and norms are scaled"),
+        ({"model_type": "gemma2"}, TargetError, "embedding and norms are scaled"),
         ({"logits_scaling": 8.0}, TargetError, "logits_scaling"),
         ({"rope_scaling": {"rope_type": "longrope", "factor": 4.0}}, ConfigError, "rope type 'longrope'"),
         ({"architectures": ["UnheardOfForCausalLM"]}, EngineArgsError, "no layer-id rule is known"),
