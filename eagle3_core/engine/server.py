@@ -24,6 +24,7 @@ from eagle3_core.engine.client import AHEAD, CALLERS, CaptureSettings, EngineCli
 from eagle3_core.engine.effective import compare_effective
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.owed import Owed
+from eagle3_core.engine.shipping import ShippedLog
 from eagle3_core.engine.startup import StartWatch
 from eagle3_core.errors import EngineDiedError, EngineError
 
@@ -65,14 +66,16 @@ class SglangServer:
         silence_s: float = 600.0,
         threads: int = 2,
         on_phase: Callable[[str], None] | None = None,
+        shipped: ShippedLog | None = None,
     ) -> None:
-        """Prepare; nothing runs before the block is entered."""
+        """Prepare; nothing runs before the block is entered. `shipped` copies the log while the block runs."""
         self.plan = plan
         self.log = log
         self.effective: Mapping[str, Any] = {}
         self.ready_s = 0.0
         self._silence_s, self._threads = silence_s, threads
         self._on_phase = on_phase or (lambda _text: None)
+        self._shipped = shipped
         self._mark = uuid.uuid4().hex
         self._port = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -86,12 +89,14 @@ class SglangServer:
 
     @classmethod
     def of_stage(cls, plan: LaunchPlan, context: StageContext) -> Self:
-        """Prepare the server of a running stage: its log in the job's work, its phases among the job's."""
-        serving = context.run.serving
-        return cls(
-            plan, log=context.work / "sglang.log", silence_s=serving.silence_s,
-            threads=serving.threads, on_phase=context.progress.phase,
-        )  # fmt: skip
+        """Prepare the server of a running stage: its log in the job's work, its phases among the job's.
+
+        Where the root is a bucket, `jobs/<job>/sglang.log` there follows the log.
+        """
+        serving, log, say = context.run.serving, context.work / "sglang.log", context.progress.phase
+        key = f"jobs/{context.work.parent.name}/sglang.log"
+        shipped = None if context.store.in_place else ShippedLog(log, context.store, key, say)
+        return cls(plan, log=log, silence_s=serving.silence_s, threads=serving.threads, on_phase=say, shipped=shipped)
 
     @property
     def url(self) -> str:
@@ -140,6 +145,8 @@ class SglangServer:
     # ------------------------------------------------------------------------------------------------------- starting
     def __enter__(self) -> Self:
         started = time.monotonic()
+        if self._shipped is not None:
+            self._shipped.start()
         try:
             self._require_gpus()
             watch = StartWatch(self.log, self._mark, self._silence_s, self._on_phase)
@@ -257,6 +264,13 @@ class SglangServer:
     def _stop(self, *, kill: bool) -> str:
         """End every process; return what is left, empty for nothing."""
         self._closing.set()
+        try:
+            return self._end_processes(kill=kill)
+        finally:
+            if self._shipped is not None:
+                self._shipped.end()
+
+    def _end_processes(self, *, kill: bool) -> str:
         process = self._process
         pids = self.pids
         self._segments |= processes.shared_memory(pids, f"{processes.MEMORY}/{processes.LOADS}")

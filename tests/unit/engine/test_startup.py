@@ -1,17 +1,29 @@
 """Starts that go wrong, or are merely slow: a module called sglang.launch_server stands for the real one."""
 
+import contextlib
 import json
+import re
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
+from eagle3_core import demo
+from eagle3_core.config.recipes import load_recipe
 from eagle3_core.config.serving import ServingConfig
+from eagle3_core.context import StageContext
 from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.server import SglangServer
+from eagle3_core.engine.shipping import ShippedLog
 from eagle3_core.engine.startup import StartWatch
 from eagle3_core.errors import EXIT_CODES, EngineDiedError, EngineMemoryError, EngineStartError, EngineUnreachableError
+from eagle3_core.pipeline import STAGES
+from eagle3_core.progress import Progress
+from eagle3_core.storage import open_store
+
+DEMO_TARGET = Path(demo.__file__).parent / "target"
 
 SERVER = """
     import http.server, json, sys, time, threading
@@ -61,13 +73,46 @@ def start(tmp_path, monkeypatch):
     (package / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
 
-    def started(body, silence_s=60.0, on_phase=None):
+    def started(body, silence_s=60.0, on_phase=None, shipped=None):
         program = textwrap.dedent(SERVER) + textwrap.dedent(body)
         (package / "launch_server.py").write_text(program)
         plan = LaunchPlan.serve(tmp_path, "float32", ServingConfig(device="cpu"))
-        return SglangServer(plan, log=tmp_path / "log", silence_s=silence_s, on_phase=on_phase)
+        return SglangServer(plan, log=tmp_path / "log", silence_s=silence_s, on_phase=on_phase, shipped=shipped)
 
     return started
+
+
+class Bucket:
+    """As much of a bucket as a log needs."""
+
+    root, in_place = "s3://bucket", False
+
+    def __init__(self):
+        self.objects = {}
+
+    def write_bytes(self, key, data):
+        self.objects[key] = data
+
+
+@pytest.mark.parametrize("body", ["print('loading', flush=True)\nserve()", "raise RuntimeError('no such weights')"])
+def test_the_log_of_a_server_is_copied_whether_it_starts_or_not(start, tmp_path, body):
+    bucket = Bucket()
+    shipped = ShippedLog(tmp_path / "log", bucket, "jobs/x/sglang.log", print)
+    with contextlib.suppress(EngineStartError), start(body, shipped=shipped):
+        pass
+    assert bucket.objects == {"jobs/x/sglang.log": (tmp_path / "log").read_bytes()}
+    assert re.search(b"loading|no such weights", bucket.objects["jobs/x/sglang.log"])
+
+
+def test_a_stage_with_a_bucket_ships_its_servers_log_and_one_with_a_directory_need_not(tmp_path):
+    plan = LaunchPlan.serve(DEMO_TARGET, "float32", ServingConfig(device="cpu"))
+    for store, expected in ((Bucket(), "jobs/capture-7/sglang.log"), (open_store(str(tmp_path)), None)):
+        work = tmp_path / "capture-7" / "work"
+        context = StageContext(
+            STAGES["capture"], load_recipe("demo", {}), store, {}, 7, work, Progress("capture", work.parent)
+        )
+        shipped = SglangServer.of_stage(plan, context)._shipped
+        assert (shipped and shipped._key) == expected
 
 
 def test_a_server_is_ready_when_it_has_generated_not_when_its_health_route_answers(start):
