@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,7 @@ from eagle3_core.errors import CorruptArtifactError, InputError, StoreUnreachabl
 from eagle3_core.storage import commit, find, load, open_store, verify
 
 PART = 5 << 20
+README = Path(__file__).resolve().parents[3] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +206,7 @@ def test_a_ca_that_is_not_known_is_asked_for_at_once(server, s3, monkeypatch):
     assert len(server.requests) == started
 
 
-def test_no_request_has_a_checksum_in_a_trailer_which_other_stores_refuse(store, server, large):
+def test_o1_no_request_has_a_checksum_in_a_trailer_which_other_stores_refuse(store, server, large, monkeypatch):
     from boto3 import Session
 
     def only_with_a_length(environ, start_response):
@@ -218,3 +220,8 @@ def test_no_request_has_a_checksum_in_a_trailer_which_other_stores_refuse(store,
     verify(store, commit(store, "capture/i/s", large, Kind.SHARD))
     with pytest.raises(Exception, match="411"):
         Session().client("s3").put_object(Bucket="bucket", Key="x", Body=b"x")
+    # What the README tells for clients of others, such as Airflow's log handler.
+    for name in ("AWS_REQUEST_CHECKSUM_CALCULATION", "AWS_RESPONSE_CHECKSUM_VALIDATION"):
+        assert f"`{name}=when_required`" in README.read_text()
+        monkeypatch.setenv(name, "when_required")
+    Session().client("s3").put_object(Bucket="bucket", Key="x", Body=b"x")
