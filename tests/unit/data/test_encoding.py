@@ -19,6 +19,15 @@ def test_label_rows_are_exactly_those_a_teacher_is_asked_about(mask, steps):
     assert label_rows(loss_mask).tolist() == sorted(read | {int(row) + 1 for row in chains.rows})
 
 
+def test_d1_of_5_prompt_and_3_answer_tokens_the_first_chain_starts_at_the_last_prompt_token_and_none_at_the_edge():
+    mask = torch.tensor([False] * 5 + [True] * 3)
+    chains = Chains.build(mask, [8])
+    # A chain at slot t reads token t + 1 and is taught token t + 2, by what the target says at slot t + 1.
+    assert chains.rows[chains.supervised(0)].tolist() == [4, 5]
+    assert label_rows(mask).tolist() == [5, 6]
+    assert mask[[row + 2 for row in (4, 5)]].all()
+
+
 @given(st.integers(2, 40), st.data())
 def test_their_number_follows_from_the_length_of_the_answer(length, data):
     supervised = data.draw(st.integers(1, length))

@@ -1,4 +1,4 @@
-"""What others lost days to, as kinds: D8, D11, D13, E1, E4, E7, E8, F5."""
+"""What others lost days to, as kinds: D3, D8, D11, D13, E1, E4, E7, E8, F5."""
 
 import json
 
@@ -7,6 +7,8 @@ import torch
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
+from eagle3_core.data.chat import Chat
+from eagle3_core.data.corpus import read_corpus
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.data.plan import read_plan
 from eagle3_core.errors import CaptureMismatchError, EngineDiedError, StorageFullError
@@ -38,6 +40,25 @@ def test_d13_five_terabytes_of_states_are_refused_before_any_engine_starts(flow,
     with pytest.raises(StorageFullError, match=r"about 5,034,963,254,464 bytes .* found 2,000,000,000,000 free"):
         preflight._space(run, TwoTerabytes(flow.tmp_path / "root"))
     assert engine.starts == 0
+
+
+def test_d3_a_header_of_ordinary_tokens_is_no_part_of_what_is_learnt(flow, tiny_target):
+    header = "\nThe model says: "
+    (tiny_target / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ '\\nThe model says: ' if m.role == 'assistant' else '' }}{{ m.content }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\\nThe model says: ' }}{% endif %}"
+    )
+    for name in ("prepare", "regenerate", "build_vocab", "plan_capture"):
+        flow.run(name)
+    flow.capture_all()
+    answers = {answer.id: answer for answer in read_corpus(load(flow.store, flow.refs[Kind.CORPUS]))}
+    chat, features = Chat(tiny_target), FeatureSet.open(flow.store, flow.run("seal"))
+    for position, name in enumerate(features.sample_ids):
+        sample = features.read(position)
+        first = int(sample.loss_mask.nonzero()[0])
+        assert chat.decode(sample.input_ids[:first].tolist()).endswith(header)
+        assert sample.input_ids[first:].tolist() == answers[name].output_ids
+        assert bool(sample.loss_mask[first:].all())
 
 
 def test_d8_d11_another_draft_vocabulary_or_none_is_another_map_and_captures_nothing(sealed, engine):
