@@ -120,8 +120,8 @@ def _refuse_unclear(lineage: Lineage, catalog: Catalog, history: bool) -> None:
     if problems:
         more = f" and {len(problems) - 1} more" if len(problems) > 1 else ""
         raise CorruptArtifactError(
-            f"gc: {problems[0]}{more}; what it refers to is unknown, so nothing is removed; repair it, or remove it by hand "
-            "if it is of an earlier version that nobody needs"
+            f"gc: {problems[0]}{more}; what it refers to is unknown, so nothing is removed; repair it, or remove it by "
+            "hand if it is of an earlier version that nobody needs"
         )
     if lineage.planning:
         raise JobError(f"gc: {lineage.planning[0]} runs and may use any shard; wait for it")
