@@ -15,7 +15,7 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.data.features import SAMPLES
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan, tokens_file
 from eagle3_core.data.remote import RangedShard
-from eagle3_core.data.shards import FEATURES, INDEX, ShardIndex, check_values
+from eagle3_core.data.shards import FEATURES, ShardIndex, check_values
 from eagle3_core.errors import (
     EXIT_CODES,
     ConfigError,
@@ -110,7 +110,7 @@ def check_shard(
     for name in artifact.manifest.files:
         if name != FEATURES:
             artifact.verified_path(name)
-    index = ShardIndex.parse(artifact.json(INDEX), where)
+    index = ShardIndex.of(artifact)
     if index.sample_ids != shard.sample_ids or index.digest != shard.digest:
         raise CorruptArtifactError(
             f"{where}: expected the {len(shard.sample_ids)} planned samples, found {len(index.sample_ids)}, "

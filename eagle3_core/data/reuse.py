@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.corpus import Answer
 from eagle3_core.data.plan import cut, shard_digest, shards_under
-from eagle3_core.data.shards import INDEX, ShardIndex
+from eagle3_core.data.shards import ShardIndex
 from eagle3_core.errors import ConfigError, CorruptArtifactError, NotCommittedError, UnknownSchemaError
 from eagle3_core.storage import ObjectStore, committed_keys, load
 
@@ -59,7 +59,7 @@ def arrange(
 def _index(store: ObjectStore, key: str) -> ShardIndex | None:
     try:
         artifact = load(store, key)
-        return ShardIndex.parse(artifact.json(INDEX), key) if artifact.ref.kind == Kind.SHARD else None
+        return ShardIndex.of(artifact) if artifact.ref.kind == Kind.SHARD else None
     # A store that does not answer says nothing about the shard.
     except (NotCommittedError, CorruptArtifactError, UnknownSchemaError, ConfigError):
         return None

@@ -18,7 +18,7 @@ from pydantic import Field
 
 from eagle3_core.config.base import Section
 from eagle3_core.data.encoding import Encoding, label_rows, num_label_rows, quantise
-from eagle3_core.errors import CaptureMismatchError, CorruptArtifactError
+from eagle3_core.errors import CaptureMismatchError, CorruptArtifactError, UnknownSchemaError
 from eagle3_core.storage import Artifact
 from eagle3_core.storage.manifest import file_sha256
 from eagle3_core.storage.scan import OnBytes, scan
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 FEATURES = "features.safetensors"
 INDEX = "index.json"
+SCHEMA: Literal["eagle3/shard-index/2"] = "eagle3/shard-index/2"
 
 _WRITERS = min(4, os.cpu_count() or 1)
 _WAITING_BYTES = 1 << 28
@@ -38,7 +39,7 @@ _WAITING_BYTES = 1 << 28
 class ShardIndex(Section):
     """index.json of a shard: what its rows are."""
 
-    schema_version: Literal["eagle3/shard-index/2"] = "eagle3/shard-index/2"
+    schema_version: Literal["eagle3/shard-index/2"] = SCHEMA
     sample_ids: tuple[str, ...]
     lengths: tuple[int, ...]
     label_rows: tuple[int, ...] = Field(description="Rows of each sample's last hidden state that a loss can read.")
@@ -47,6 +48,22 @@ class ShardIndex(Section):
     checksums: dict[str, tuple[str, ...]] = Field(
         description="Tensor to the xxh3 (64 bits, hex) of each sample's rows, taken before they went to the disk."
     )
+
+    @classmethod
+    def of(cls, shard: Artifact) -> ShardIndex:
+        """Return the index of a committed shard, verified.
+
+        Raises:
+            UnknownSchemaError: another version of the program wrote it.
+            ConfigError: it is none.
+        """
+        values, where = shard.json(INDEX), f"{shard.store.root}/{shard.ref.key}/{INDEX}"
+        if isinstance(values, dict) and values.get("schema_version") != SCHEMA:
+            raise UnknownSchemaError(
+                f"{where}: expected {SCHEMA}, found {values.get('schema_version')!r}; run plan_capture again: this "
+                "version captures it under another name"
+            )
+        return cls.parse(values, where)
 
 
 def checksum(values: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ from eagle3_core.config.base import canonical_sha256
 from eagle3_core.context import StageContext
 from eagle3_core.data.features import write_feature_set
 from eagle3_core.data.plan import PlannedSample, ShardPlan, read_plan, read_samples
-from eagle3_core.data.shards import INDEX, ShardIndex
+from eagle3_core.data.shards import ShardIndex
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.repair import ShardFinding, quarantine_bad
 from eagle3_core.storage import ObjectStore, find, load
@@ -40,7 +40,7 @@ def run(context: StageContext) -> Ref:
     _check_sets(plan, samples)
     content = {"shards": canonical_sha256([finding.manifest_sha256 for finding in findings])}
     staged = context.staged()
-    indexes = [ShardIndex.parse(load(context.store, shard.key).json(INDEX), shard.key) for shard in plan.shards]
+    indexes = [ShardIndex.of(load(context.store, shard.key)) for shard in plan.shards]
     # Stored as zeros, since their states are not finite.
     bad = frozenset(name for index in indexes for name in index.not_finite)
     _write(staged, plan, samples, indexes, bad, findings)

@@ -17,6 +17,7 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.cli.main import app
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.data.plan import read_plan
+from eagle3_core.data.reuse import captured_shards
 from eagle3_core.data.shards import ShardIndex
 from eagle3_core.errors import CorruptArtifactError, NotCommittedError
 from eagle3_core.jobs.files import COMMAND, EXIT, RESULT, SUPERVISOR
@@ -254,6 +255,18 @@ def test_a_reader_hands_out_no_row_that_is_not_what_was_captured(sealed):
             FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET]).read(0)
         flip(path, ends[tensor].start)
     assert features.read(0).aux_hidden_states.isfinite().all()
+
+
+@pytest.mark.parametrize("version", [None, "eagle3/shard-index/3"])
+def test_a_shard_of_another_version_is_called_that_and_not_used_again(sealed, version):
+    old, staged = load(sealed.store, sealed.shard_key(1)), sealed.tmp_path / "staged"
+    staged.mkdir()
+    (staged / "features.safetensors").write_bytes(old.path("features.safetensors").read_bytes())
+    (staged / "index.json").write_text(json.dumps(old.json("index.json") | {"schema_version": version}))
+    commit(sealed.store, old.ref.key, staged, Kind.SHARD, replace=True)
+    finding = inspect(sealed.store, sealed.refs[Kind.SHARD_PLAN])[1]
+    assert re.search(rf"expected eagle3/shard-index/2, found {version!r}; run plan_capture again", finding.reason)
+    assert len(captured_shards(sealed.store, old.ref.key.split("/")[1])) == 4
 
 
 def test_a_deep_look_hears_of_every_byte(sealed):
