@@ -160,3 +160,10 @@ def test_a_length_longer_than_the_draft_cannot_be_pretended():
     assert run.evaluation.simulated_lengths == (1.0, 8.0)
     with pytest.raises(ConfigError, match="at most the 8 tokens that 7/1/8 verifies"):
         load_recipe("production", {"evaluation.simulated_lengths": [8.5]})
+
+
+def test_a_recipe_cannot_name_its_champion_which_a_run_takes_from_its_release():
+    pin = {"key": "export/a", "manifest_sha256": "0" * 64}
+    champion = {"drafter": pin, "checkpoint": pin, "report": pin, "target_sha256": "0" * 64}
+    with pytest.raises(ConfigError, match=r"champion: expected none, for a run takes it from its release as it begins"):
+        load_recipe("demo", {"champion": champion})
