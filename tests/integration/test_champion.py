@@ -108,7 +108,7 @@ def test_a_weaker_drafter_is_refused_and_leaves_the_pointer(root, first):
 
 
 def test_a_better_drafter_is_promoted_and_can_be_taken_back(root, first):
-    facts, report, ran, drafter = root(training__epochs=8, training__start_from="champion")
+    facts, report, ran, drafter = root(training__epochs=4)
     against = report["challenge"]["against"]
     print(json.dumps({name: against[name] for name in ("prompts", "passes", "acceptance", "speed")}))
     assert (facts["outcome"], report["verdict"]["standing"]) == ("published", "better"), facts["said"]
