@@ -137,10 +137,19 @@ def test_a_rank_that_hangs_ends_the_attempt_and_the_next_one_resumes(whole, tmp_
     assert finish(inputs, job) == expected
 
 
-def test_one_rank_gives_the_loss_curve_of_two(whole, tmp_path):
+def test_one_rank_and_a_second_run_with_two_give_the_loss_curve_of_two(whole, tmp_path):
     inputs, ref = whole
-    alone = make_inputs(tmp_path, nproc=1)
-    other = finish(alone, tmp_path / "job")
+    alone, job = make_inputs(tmp_path, nproc=1), tmp_path / "job"
+    process = start(alone, job)
+    wait_for_checkpoint(alone, ref.key, 50, process, job)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == RESUME
+    store = open_store(str(alone.root))
+    run = json.loads(store.read_bytes(alone.run_key))
+    run["training"]["nproc"] = 2
+    store.write_bytes(alone.run_key, json.dumps(run).encode())
+    other = finish(alone, job)
+    assert "starting 1 rank(s)" in (job / "log").read_text() and "starting 2 rank(s)" in (job / "log").read_text()
     assert other.key == ref.key, "the number of ranks must not change the name"
 
     def curve(inputs, ref):
