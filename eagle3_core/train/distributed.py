@@ -91,7 +91,9 @@ class Ranks:
 
     def sum_parts(self, whole: torch.Tensor, part: Part) -> None:
         """Add up a flat buffer over all ranks; only this rank's part holds the result, the rest is left undefined."""
-        if self.world > 1:
+        if self.device.type == "cpu":
+            self.sum(whole)  # gloo scatters a sum at a third of the speed at which it gives all of it to all
+        elif self.world > 1:
             _reduce_scatter(part.of(whole), whole)
 
     def join_parts(self, whole: torch.Tensor, own: torch.Tensor) -> None:

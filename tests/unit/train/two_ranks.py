@@ -48,6 +48,11 @@ def main() -> None:
     assert found.resume(learner.optimizer) == state
     validation = validate(job, learner, ranks, lambda: False)
     stopped = validate(job, learner, ranks, lambda: rank == 1)
+    whole = torch.randn(4 * SMALL, generator=torch.Generator().manual_seed(rank))
+    part, scattered = ranks.part(len(whole)), whole.clone()
+    ranks.sum_parts(whole, part)
+    place._reduce_scatter(part.of(scattered), scattered)  # as on GPUs, in place
+    assert torch.equal(part.of(scattered), part.of(whole))
     try:
         ranks.agree(7 + rank, "a number")
     except WorkerDiedError as error:
