@@ -49,6 +49,7 @@ SIZES = {
     "initializer_range": 0.2, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2, "tie_word_embeddings": False,
 }  # fmt: skip
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 64}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 32}  # fmt: skip
@@ -74,11 +75,7 @@ SERVED_ON_A_CPU = {
         "topk_group": 1,
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
-        "q_lora_rank": 32,
-        "kv_lora_rank": 32,
-        "qk_rope_head_dim": 16,
-        "qk_nope_head_dim": 16,
-        "v_head_dim": 16,
+        **LATENT,
         "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
         # What DeepSeek's own files say and transformers' class takes for granted.
         "moe_layer_freq": 1,
@@ -232,11 +229,12 @@ def make(root: Path, model_class: str, drafter: DrafterConfig | None = None) -> 
     return Made(target, root / "drafter", prompts[:SERVED], answers[:SERVED], parity)
 
 
-@pytest.mark.parametrize(("model_class", "attention"), [
-    *((model_class, "mha") for model_class in SERVED_ON_A_CPU), ("DeepseekV3ForCausalLM", "mla"),
+@pytest.mark.parametrize(("model_class", "drafter"), [
+    *((model_class, {}) for model_class in SERVED_ON_A_CPU),
+    ("DeepseekV3ForCausalLM", {"attention": "mla"}), ("Qwen3MoeForCausalLM", {"attention": "mla", **LATENT}),
 ])  # fmt: skip
-def test_a_drafter_of_each_class_is_served_as_the_reference_says(model_class, attention, tmp_path):
-    made = make(tmp_path, model_class, DrafterConfig(attention=attention))
+def test_a_drafter_of_each_class_is_served_as_the_reference_says(model_class, drafter, tmp_path):
+    made = make(tmp_path, model_class, DrafterConfig.parse(drafter, "drafter"))
     serving = ServingConfig(device="cpu", threads=1, max_running_requests=SERVED)
     plan = LaunchPlan.speculate(made.target, "float32", serving, made.drafter, SHAPE)
     with SglangServer(plan, log=tmp_path / "log", threads=1) as server, server.client() as client:
@@ -249,7 +247,6 @@ def test_a_drafter_of_each_class_is_served_as_the_reference_says(model_class, at
          for one in served],
         speculating=True,
     )  # fmt: skip
-    print(attention, measured.acceptance_length, made.parity)
     assert measured.acceptance_length > 1.4
     assert measured.acceptance_length == pytest.approx(made.parity.tau_export, rel=0.01)
 
