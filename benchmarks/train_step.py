@@ -25,6 +25,7 @@ import torch
 from eagle3_core.config import DraftShape, EvaluationConfig, TrainingConfig
 from eagle3_core.data.features import FeatureSample
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.model.latent_sizes import LatentSizes
 from eagle3_core.model.target_weights import TargetWeights
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.flops import matmul_flops_per_s, useful_flops
@@ -49,12 +50,28 @@ class Setting:
     longest: int
     row_tokens: int
     batch_tokens: int
+    mla: LatentSizes | None = None
 
 
 SETTINGS = {
     "demo": Setting(192, 6, 2, 32, 512, 2048, 1024, 10000.0, 230, 512, 1024, 2048),
     "S": Setting(4096, 32, 8, 128, 14336, 128256, 32000, 500000.0, 2350, 8192, 8192, 8192),
     "K": Setting(7168, 64, 8, 128, 18432, 163840, 32000, 50000.0, 2350, 8192, 8192, 8192),
+    "L": Setting(
+        7168,
+        64,
+        64,
+        192,
+        18432,
+        163840,
+        32000,
+        50000.0,
+        2350,
+        8192,
+        8192,
+        8192,
+        LatentSizes(q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128),
+    ),
 }
 PROMPT_SHARE = 0.35
 DOCUMENTS = 512
@@ -101,7 +118,7 @@ def make_job(setting: Setting, ttt_steps: int, precision: str, train_lm_head: bo
     """Return a job over random features and a random target."""
     sizes = DrafterArchitecture(
         hidden_size=setting.hidden, intermediate_size=setting.ffn, num_heads=setting.heads,
-        num_kv_heads=setting.kv_heads, head_dim=setting.head_dim, rms_norm_eps=1e-5,
+        num_kv_heads=setting.kv_heads, head_dim=setting.head_dim, mla=setting.mla, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": setting.rope_theta},
         max_position_embeddings=setting.longest, vocab_size=setting.vocab, draft_vocab_size=setting.draft_vocab,
         aux_layers=(0, 1, 2), target_sha256="0" * 64, target_class="LlamaForCausalLM",
