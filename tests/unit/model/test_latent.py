@@ -130,3 +130,9 @@ def test_scales_are_those_of_sglang():
     grown = 0.1 * torch.tensor(8.0).log().item()
     assert latent_scales(YARN) == pytest.approx((1 + grown, 1.0))
     assert latent_scales({**YARN, "mscale_all_dim": 1.0}) == pytest.approx((1.0, (1 + grown) ** 2))
+
+
+def test_a_target_of_text_and_images_keeps_its_sizes_in_its_text_config():
+    kimi = {"architectures": ["KimiK25ForConditionalGeneration"], "text_config": {**TARGET, "model_type": "kimi_k2"}}
+    sizes = derive(kimi, attention="mla")
+    assert (sizes.mla.model_dump(), sizes.target_class) == (LATENT, "KimiK25ForConditionalGeneration")
