@@ -27,7 +27,6 @@ _ADDS_ONE = frozenset(
         "MistralForCausalLM",
         "Phi3ForCausalLM",
         "Qwen2ForCausalLM",
-        "Qwen2MoeForCausalLM",
         "Qwen3ForCausalLM",
         "Qwen3MoeForCausalLM",
     }
@@ -41,6 +40,8 @@ _ADDS_ONE_WHEN_FIRST_IS_ONE = frozenset(
         "KimiK25ForConditionalGeneration",
     }
 )
+_KEEPS_ITS_EMBEDDING = frozenset({"Qwen2MoeForCausalLM"})
+"""Classes that record hidden states and have no `get_embed_and_head` (0.5.17, 0.5.23): no drafter starts with them."""
 _ADDS_ONE_UNLESS_LAST_BOUNDARY = frozenset({"GptOssForCausalLM"})
 
 PART_OF_THE_OUTPUT = frozenset({"Gemma3ForCausalLM"})
@@ -106,6 +107,12 @@ def engine_layer_ids(outputs_of: Sequence[int], model_class: str, num_layers: in
         EngineArgsError: SGLang cannot express the layers for this class, or the class is not known here.
     """
     layers = check_outputs_of(outputs_of, num_layers)
+    if model_class in _KEEPS_ITS_EMBEDDING:
+        raise EngineArgsError(
+            f"target class: expected one that lends a drafter its embedding, found {model_class}, with which SGLang "
+            "ends at its start (no get_embed_and_head); choose another target, or once SGLang has it, remove the class "
+            "from eagle3_core/engine/layers.py"
+        )
     if model_class in _ADDS_ONE_UNLESS_LAST_BOUNDARY:
         return boundaries(layers) if layers[-1] == num_layers - 1 else layers
     if layers[-1] == num_layers - 1:

@@ -153,10 +153,35 @@ def test_work_shared_by_the_layers_of_a_pass_is_redone_for_the_next_pass():
 
 
 def test_what_is_not_covered_says_so():
-    with pytest.raises(NotImplementedError, match="sinks"):
-        attention._refuse(False, torch.zeros(1), 1.0, 1.0)
+    with pytest.raises(NotImplementedError, match="cross attention"):
+        attention._refuse(True, 1.0, 1.0)
     with pytest.raises(NotImplementedError, match="scaled KV"):
-        attention._refuse(False, None, 0.5, 1.0)
+        attention._refuse(False, 0.5, 1.0)
+
+
+@pytest.mark.parametrize("extend", [1, 5, 40])
+def test_a_sink_is_a_score_of_each_head_that_has_no_value(extend):
+    store, sinks, length = Cache(), torch.tensor([0.5, -1.0, 2.0, 0.0]), 44
+    q, out = store.queries(extend), torch.empty(extend, HEADS, WIDTH)
+    pool, lengths = torch.tensor([3]), torch.tensor([length])
+    if extend == 1:
+        attention.decode_attention_cpu(
+            q, store.k, store.v, 1.0, 1.0, out, None, None, None, torch.zeros(1), store.table, pool, lengths, SCALE,
+            0.0, sinks=sinks,
+        )  # fmt: skip
+    else:
+        attention.extend_attention_cpu(
+            q, None, None, out, store.k, store.v, 1.0, 1.0, store.table, pool, lengths, torch.tensor([extend]),
+            torch.tensor([0]), extend, SCALE, 0.0, False, 0, None, sinks, None, True,
+        )  # fmt: skip
+    slots = store.table[3, :length].long()
+    for at in range(extend):
+        seen = slots[: length - extend + at + 1]
+        for head in range(HEADS):
+            keys, values = (part[seen, head // (HEADS // KV_HEADS)].double() for part in (store.k, store.v))
+            scores = torch.cat((keys @ q[at, head].double() * SCALE, sinks[head : head + 1].double()))
+            expected = scores.softmax(0)[:-1] @ values
+            torch.testing.assert_close(out[at, head].double(), expected, atol=1e-5, rtol=1e-5)
 
 
 # Two requests, two branches a step. Slots 0, 1 hang on the root, 2, 3 on slot 0, 4, 5 on slot 1; parent_list[b] is the

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from eagle3_core.engine.layers import boundaries, default_outputs_of, engine_layer_ids
+from eagle3_core.engine.layers import boundaries, captured_outputs_of, default_outputs_of, engine_layer_ids
 from eagle3_core.errors import EngineArgsError
 
 
@@ -44,6 +44,12 @@ def test_layers_that_do_not_ascend_or_exist_are_refused(outputs_of):
 def test_a_class_without_a_known_rule_is_refused_not_guessed():
     with pytest.raises(EngineArgsError, match="no layer-id rule is known for NewForCausalLM"):
         engine_layer_ids((1, 2, 3), "NewForCausalLM", 36)
+
+
+def test_a_class_that_lends_a_drafter_no_embedding_is_refused_by_name():
+    for ask in (engine_layer_ids, captured_outputs_of):
+        with pytest.raises(EngineArgsError, match="lends a drafter its embedding, found Qwen2MoeForCausalLM"):
+            ask((1, 3, 4), "Qwen2MoeForCausalLM", 8)
 
 
 def test_a_first_layer_that_deepseeks_rule_cannot_express_is_refused():

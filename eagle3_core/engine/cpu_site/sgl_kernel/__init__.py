@@ -2,8 +2,8 @@
 
 On PYTHONPATH only while SGLang runs on a CPU (`engine/launch.py` puts it there). SGLang's `intel_amx` attention backend
 is the one CPU backend with EAGLE variants; it reaches its kernels by `torch.ops.sgl_kernel` and `import sgl_kernel`.
-Exact for what it covers: paged attention of Llama-like models, draft trees, greedy verification. What it does not cover
-raises, by name.
+Exact for what it covers: paged attention (grouped heads, MLA, windows, sinks), draft trees, greedy verification. What
+it does not cover raises, by name.
 """
 
 import importlib.machinery

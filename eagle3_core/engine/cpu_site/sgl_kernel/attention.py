@@ -21,21 +21,27 @@ def _once_per_pass(kind, keys, build):
     return value
 
 
-def _attend(q, k, v, mask, scale, cap, causal=False):
-    if not cap or cap <= 0:
+def _attend(q, k, v, mask, scale, cap, causal=False, sinks=None):
+    """Attend; `sinks` [1, K or H, rows, 1] is a further score of each row, whose value is nothing."""
+    if (not cap or cap <= 0) and sinks is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, is_causal=causal)
-    scores = cap * torch.tanh(torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale / cap)
+    scores = torch.matmul(q.float(), k.float().transpose(-1, -2)) * scale
+    if cap and cap > 0:
+        scores = cap * torch.tanh(scores / cap)
     if causal:
         rows, columns = scores.shape[-2:]
         mask = torch.ones(rows, columns, dtype=torch.bool).tril()
     if mask is not None:
         scores = scores.masked_fill(~mask, float("-inf"))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), dim=-1)
+        return torch.matmul(torch.softmax(scores, dim=-1)[..., :-1], v.float()).to(q.dtype)
     return torch.matmul(torch.softmax(scores, dim=-1), v.float()).to(q.dtype)
 
 
-def _refuse(is_cross, sinks, k_scale, v_scale):
-    if is_cross or sinks is not None:
-        raise NotImplementedError("cross attention and attention sinks have no plain PyTorch version in eagle3_core")
+def _refuse(is_cross, k_scale, v_scale):
+    if is_cross:
+        raise NotImplementedError("cross attention has no plain PyTorch version in eagle3_core")
     if k_scale not in (None, 1.0) or v_scale not in (None, 1.0):
         raise NotImplementedError("scaled KV caches have no plain PyTorch version in eagle3_core")
 
@@ -68,7 +74,7 @@ def decode_attention_cpu(
     sm_scale, logit_cap, is_cross=False, sliding_window=0, encoder_lens=None, sinks=None,
 ):  # fmt: skip
     """Write one new key and value per request, then let its one query attend to all of the request's keys."""
-    _refuse(is_cross, sinks, k_scale, v_scale)
+    _refuse(is_cross, k_scale, v_scale)
     heads = k_buf.shape[1]
     if key is not None:
         k_buf[loc] = key.view(-1, heads, k_buf.shape[2]).to(k_buf.dtype)
@@ -80,7 +86,8 @@ def decode_attention_cpu(
     )
     batch = q.shape[0]
     grouped = q.view(batch, heads, -1, q.shape[-1])
-    out = _attend(grouped, _gather(k_buf, rows), _gather(v_buf, rows), mask, sm_scale, logit_cap)
+    sunk = None if sinks is None else sinks.view(1, heads, -1, 1)
+    out = _attend(grouped, _gather(k_buf, rows), _gather(v_buf, rows), mask, sm_scale, logit_cap, sinks=sunk)
     o.copy_(out.reshape(o.shape))
 
 
@@ -148,7 +155,7 @@ def extend_attention_cpu(
 
     Where the cache holds MLA's latents and the keys come written out, nothing but the new tokens may be there.
     """
-    _refuse(is_cross, sinks, k_scale, v_scale)
+    _refuse(is_cross, k_scale, v_scale)
     width = q.shape[-1]
     written_out = k is not None and (k.shape[1:], v.shape[1:]) != (k_buf.shape[1:], v_buf.shape[1:])
     heads = k.shape[1] if written_out else k_buf.shape[1]
@@ -172,11 +179,14 @@ def extend_attention_cpu(
             # [B, Q, K, G, D] -> [B, K, Q * G, D]: a small block, cheaper than repeating keys for every query head.
             rows = q[start:stop].view(batch, extend, heads, group, width).transpose(1, 2)
             wide = mask if mask is None or group == 1 else mask.repeat_interleave(group, dim=-2)
-            out = _attend(rows.reshape(batch, heads, extend * group, width), keys, values, wide, sm_scale, logit_cap)
+            sunk = None if sinks is None else sinks.view(1, heads, group, 1).repeat(1, 1, extend, 1)
+            rows = rows.reshape(batch, heads, extend * group, width)
+            out = _attend(rows, keys, values, wide, sm_scale, logit_cap, sinks=sunk)
             out = out.view(batch, heads, extend, group, -1).transpose(1, 2)
         else:
             rows = q[start:stop].view(batch, extend, -1, width).transpose(1, 2)
             if group > 1:
                 keys, values = keys.repeat_interleave(group, dim=1), values.repeat_interleave(group, dim=1)
-            out = _attend(rows, keys, values, mask, sm_scale, logit_cap, causal).transpose(1, 2)
+            sunk = None if sinks is None else sinks.view(1, -1, 1, 1)
+            out = _attend(rows, keys, values, mask, sm_scale, logit_cap, causal, sunk).transpose(1, 2)
         o[start:stop].copy_(out.reshape(o[start:stop].shape))
