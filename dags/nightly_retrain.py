@@ -8,7 +8,7 @@ from airflow.sdk import CronTriggerTimetable, dag
 from operators import settings, stages
 from operators.form import run_params
 
-FORM = run_params(**{"training.start_from": "champion"})
+FORM = run_params(**{"recipe": settings.nightly_recipe(), "training.start_from": "champion"})
 YESTERDAY = "macros.ds_add((dag_run.logical_date or dag_run.run_after).strftime('%Y-%m-%d'), -1)"
 
 

@@ -33,7 +33,8 @@ def run_params(**defaults: str) -> dict[str, Param]:
     """Return the form: the recipe, then every offered key, empty for the recipe's value unless `defaults` has one."""
     params = {
         "recipe": Param(
-            "demo", type="string", minLength=1, examples=recipe_names(), title="Recipe", section="Run",
+            defaults.get("recipe", "demo"), type="string", minLength=1, examples=recipe_names(), title="Recipe",
+            section="Run",
             description="A checked-in recipe or the path of a YAML file; what is filled in below overrides it.",
         ),
         "name": _param("name", "Run"),

@@ -30,5 +30,10 @@ def retries() -> dict[str, Any]:
     }
 
 
+def nightly_recipe() -> str:
+    """Return EAGLE3_NIGHTLY_RECIPE, the recipe of every night, or `demo`."""
+    return os.environ.get("EAGLE3_NIGHTLY_RECIPE") or "demo"
+
+
 MAP_NAME = "{{ map_name | default(task.task_id ~ ' ' ~ task.index) }}"
 """Name of a mapped task: its index at first, what the operator says once it runs."""

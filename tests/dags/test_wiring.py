@@ -12,7 +12,9 @@ from airflow.sdk import XComArg
 from airflow.sdk.execution_time import macros
 
 from eagle3_core.pipeline import STAGES
+from operators import settings
 from operators.base import StageOperator
+from operators.form import run_params
 from operators.settings import ENGINE_POOL
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
@@ -121,6 +123,12 @@ def test_the_window_of_a_night_ends_with_its_own_yesterday_unless_told_otherwise
     assert rendered(bag, **{"data.window_days": 7})["data.until"] == "2026-11-30"
     told = {"data.window_days": 7, "data.until": "2026-06-01"}
     assert rendered(bag, **told)["data.until"] == "2026-06-01"
+
+
+def test_the_recipe_of_the_night_is_named_once_for_the_installation(monkeypatch):
+    assert settings.nightly_recipe() == "demo"
+    monkeypatch.setenv("EAGLE3_NIGHTLY_RECIPE", "/recipes/chat.yaml")
+    assert run_params(recipe=settings.nightly_recipe())["recipe"].value == "/recipes/chat.yaml"
 
 
 def test_parsing_the_dags_imports_no_heavy_library():
