@@ -273,9 +273,9 @@ def test_f1_a_job_whose_write_never_returns_ends_with_one_line_and_goes_on_once_
 
 def test_a_job_that_logs_or_reports_may_take_as_long_as_it_likes(spec):
     code = """
-    for number in range(8):
+    for number in range(16):
         time.sleep(0.5)
-        print(number, flush=True) if number % 2 else (job / "progress.json").write_text("{}")
+        print(number, flush=True) if number < 8 else (job / "progress.json").write_text("{}")
     succeed()
     """
     assert jobs.wait(jobs.start_or_join(spec(code), "one", silence_s=1.5)).key == "regenerate/abc"
