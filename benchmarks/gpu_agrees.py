@@ -57,8 +57,8 @@ def main() -> int:
             sizes[name] = float(found[name].norm() / wanted.norm())
         low = min(alike, key=lambda name: alike[name])
         worst = min(worst, alike[low])
-        print(json.dumps({"attention": attention, "loss": kind, "head": train_head, "cpu": expected_counts, "gpu": counts,
-                          "least_cosine": alike[low], "of": low,
+        print(json.dumps({"attention": attention, "loss": kind, "head": train_head, "cpu": expected_counts,
+                          "gpu": counts, "least_cosine": alike[low], "of": low,
                           "norm_ratios": (min(sizes.values()), max(sizes.values()))}))  # fmt: skip
     return int(worst < LEAST_COSINE)
 
