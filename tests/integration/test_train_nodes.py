@@ -21,9 +21,16 @@ RANKS = "eagle3_core.train.worker"
 AGENT = "eagle3_core.train.agent"
 
 
+STARTED = []
+
+
 @pytest.fixture(autouse=True)
 def loopback(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    yield
+    for process in STARTED:  # they wait for the next attempt, after a failure too
+        process.kill()
+        process.wait()
 
 
 def free_port():
@@ -44,7 +51,8 @@ def start_node(endpoint, directory):
                    "TMPDIR": str(directory)}  # fmt: skip
     with (directory / "log").open("ab") as log:
         command = [sys.executable, "-m", "eagle3_core.train.node", endpoint]
-        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        STARTED.append(subprocess.Popen(command, env=environment, stdout=log, stderr=log))
+    return STARTED[-1]
 
 
 def gone(directory, module, began):
