@@ -42,7 +42,8 @@ def train(job: TrainJob, ranks: Ranks, checkpoints: Checkpoints, trackers: Track
             if validation is not None:
                 improved = trackers.validated(state, validation)
         else:
-            report = step(learner, ranks, state, ahead, save=checkpoints.due(state), stop=stop())
+            due = ranks.leads and checkpoints.due(state)  # the others never learn when one was written
+            report = step(learner, ranks, state, ahead, save=due, stop=stop())
             stopped, save = report.stop, save or report.save
             trackers.stepped(state, report)
             refuse_bad_steps(state, job.training.max_bad_steps)

@@ -210,3 +210,16 @@ def test_a_slow_disk_lets_training_go_on_and_gets_the_moment_it_was_given(make_j
     _, _, store = run(job, tmp_path / "slow", asked)
     assert checkpoint_steps(store, "train/x") == [1, 4], "those of steps 2 and 3 were due, and not waited for"
     assert saved(store, 1) == expected
+
+
+def test_a_rank_that_writes_no_checkpoint_asks_for_none(make_job, tmp_path, monkeypatch):
+    job, saved_at, real = make_job(checkpoint_every_tokens=1), [], Checkpoints.save
+
+    def save(checkpoints, optimizer, state, ranks):
+        saved_at.append(state.step)
+        real(checkpoints, optimizer, state, ranks)
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+    checkpoints = Checkpoints(open_store(str(tmp_path)), "train/x", tmp_path / "staging", job.training)
+    state = train(job, Ranks(0, 1, torch.device("cpu"), False), checkpoints, Trackers(), Ask())
+    assert set(saved_at) <= {*job.validation_steps, state.step}
