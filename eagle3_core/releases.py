@@ -12,7 +12,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError
 
 from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.config.base import Section, canonical_sha256
+from eagle3_core.config.base import Section
 from eagle3_core.config.champion import Champion, Pinned
 from eagle3_core.errors import (
     ArtifactError,
@@ -90,12 +90,6 @@ def all_releases(store: ObjectStore) -> list[Release]:
     """Return every release of a root, by name."""
     names = [key.removeprefix("releases/").removesuffix(".json") for key in store.list_keys("releases")]
     return [found for name in names if (found := read_release(store, name)) is not None]
-
-
-def withdrawn_sha256(store: ObjectStore, name: str) -> str:
-    """Return a digest of what was taken back under a name; empty: nothing was."""
-    release = read_release(store, name)
-    return canonical_sha256([one.model_dump() for one in release.withdrawn]) if release and release.withdrawn else ""
 
 
 def current_champion(store: ObjectStore, name: str) -> Champion | None:
@@ -234,11 +228,14 @@ def now() -> str:
 
 
 def _former(release: Release, to: str | None) -> Entry:
-    if to is None:
+    if not to:
         found = [one for one in release.history if release.withdrawal(one.drafter_manifest_sha256) is None]
     else:
         found = [one for one in release.history
                  if one.drafter.startswith(to) or one.drafter_manifest_sha256.startswith(to)]  # fmt: skip
+        if len(several := sorted({one.drafter for one in found})) > 1:
+            raise InputError(f"--to {to}: expected the beginning of one former champion's key or digest, found that of "
+                             f"{', '.join(several)}; give more of it")  # fmt: skip
     if not found:
         raise InputError(
             f"release {release.name}: expected a former champion{f' {to}' if to else ' that nobody took back'} among "

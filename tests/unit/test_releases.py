@@ -134,6 +134,16 @@ def test_a_rollback_may_name_one_that_was_taken_back(root):
         roll_back(root.store, "demo", "why", to="export/z")
 
 
+def test_a_rollback_to_what_could_be_several_is_refused_and_to_nothing_is_the_last(root):
+    root("a", "b", "c")
+    with pytest.raises(
+        InputError, match=r"--to export/: expected .* found that of export/a, export/b; give more of it"
+    ):
+        roll_back(root.store, "demo", "why", to="export/")
+    roll_back(root.store, "demo", "why")
+    assert roll_back(root.store, "demo", "why", to="").current.drafter == "export/a"
+
+
 def test_a_rollback_to_what_is_damaged_changes_nothing(root):
     before = root("a", "b")
     (root.path / "export" / "a" / "w").write_text("x")

@@ -133,3 +133,22 @@ def test_a_night_after_a_rollback_does_not_bring_back_what_was_taken_back(root):
     assert "it was taken back by ops at " in ref.facts["said"]
     assert "slow on Fridays" in ref.facts["said"]
     assert root.champion == "export/a"
+
+
+def test_a_pointer_that_was_moved_away_is_written_again_by_the_same_run(root):
+    context = root.begin("a")
+    publish.run(context)
+    (root.directory / "root" / "releases" / "tiny.json").unlink()
+    assert publish.run(context).facts["outcome"] == "published"
+    assert root.champion == "export/a"
+
+
+def test_a_champion_that_was_taken_back_while_nothing_new_was_found_is_not_said_to_stay(root):
+    root.publish("a")
+    root.publish("b")
+    context = root.begin("b")
+    roll_back(root.store, "tiny", "slow on Fridays", by="ops")
+    ref = publish.run(context)
+    assert (ref.facts["outcome"], ref.facts["published"]) == ("kept", False)
+    assert "was the champion as the run began, and is not any more" in ref.facts["said"]
+    assert root.champion == "export/a"
