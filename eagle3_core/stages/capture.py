@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
         own = pool.submit(_commit, context, plan, shard)
         try:
             with full_disk_is_typed(context.work):
-                _go_on(context, capture, tally, pool)
+                _go_on(context, capture, tally, pool, own)
         except Eagle3Error as error:
             stopped = error
     if stopped is not None:
@@ -137,16 +137,17 @@ def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
     )
 
 
-def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadPoolExecutor) -> None:
+def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadPoolExecutor, own: Future[Ref]) -> None:
     """Capture every further shard that is neither committed nor claimed, a few at once.
 
-    At the end of a shard its last states are still on their way while the engine has nothing of it left to do.
+    At the end of a shard its last states are still on their way while the engine has nothing of it left to do. Where
+    the task's `own` shard cannot be committed, none is begun: the task is to say so now.
     """
     assert context.index is not None
     failed = threading.Event()
 
     def attempt(shard: PlannedShard) -> None:
-        if failed.is_set():
+        if failed.is_set() or (own.done() and own.exception() is not None):
             return
         try:
             if find_sound(context.store, shard.key) is None:

@@ -12,8 +12,9 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.data.plan import read_plan
 from eagle3_core.data.shards import ShardWriter
 from eagle3_core.engine.client import CALLERS
-from eagle3_core.errors import EXIT_CODES, Remedy, StorageFullError
+from eagle3_core.errors import EXIT_CODES, Remedy, StorageFullError, StoreUnreachableError
 from eagle3_core.repair import inspect
+from eagle3_core.stages import capture
 from eagle3_core.storage import load
 from eagle3_core.storage.local import LocalStore
 
@@ -77,6 +78,23 @@ def test_a_disk_that_fills_while_working_ahead_fails_no_task_and_leaves_nothing(
     assert own + 3 <= len(calls) <= own + 2 + CALLERS  # each of those who work meets it at most once
     assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count("ok") == 1
     assert left_over(planned) == []
+
+
+def test_a_task_whose_own_shard_cannot_be_committed_says_so_at_once_and_works_no_further_ahead(planned, monkeypatch):
+    real = capture._commit
+
+    def refuse_own(context, plan, shard):
+        if shard.index == context.index:
+            raise StoreUnreachableError("try again")
+        return real(context, plan, shard)
+
+    monkeypatch.setattr(capture, "_commit", refuse_own)
+    with pytest.raises(StoreUnreachableError):
+        planned.run("capture", 0)
+    # Those that were begun meanwhile are brought to their end.
+    assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count(
+        "ok"
+    ) < CALLERS + 1
 
 
 def test_the_asked_shard_stops_in_its_middle_and_gives_back_what_it_had_written(planned, engine):
