@@ -10,6 +10,7 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -251,8 +252,9 @@ def _other_rows(index: ShardIndex, found: dict[str, tuple[str, ...]]) -> str:
     """Return which tensors have other rows than were handed over, and of which samples; empty for none."""
     told = []
     for name, sums in index.checksums.items():
-        pairs = zip(sums, found.get(name, [""] * len(sums)), index.sample_ids, strict=True)
-        samples = [sample for one, other, sample in pairs if one != other]
+        others = found.get(name, ())
+        ids = [*index.sample_ids, *["rows behind the samples"] * (len(others) - len(sums))]
+        samples = [sample for one, other, sample in zip_longest(sums, others, ids) if one != other]
         if samples:
             told.append(f"{name} of {samples[0]}" + (f" and {len(samples) - 1} more samples" if samples[1:] else ""))
     return ", ".join(told)

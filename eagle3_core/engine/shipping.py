@@ -42,7 +42,7 @@ class ShippedLog:
 
     def _ship(self) -> None:
         try:
-            size = self._log.stat().st_size
+            size = self._log.stat().st_size if self._log.exists() else 0  # none before the server begins
             if size == self._shipped:
                 return
             with self._log.open("rb") as file:

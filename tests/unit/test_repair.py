@@ -237,6 +237,13 @@ def test_what_the_disk_never_got_right_is_found_by_the_checksums_of_rows_alone(s
     assert re.search(r"last_hidden_state of \w+ and \d+ more samples: not what the capture handed", finding.reason)
 
 
+def test_more_rows_than_the_samples_have_are_a_finding_and_no_crash(sealed):
+    replace_shard(sealed, 1, lambda tensors: tensors.update(aux_hidden_states=tensors["aux_hidden_states"].view(-1, 8)))
+    finding = inspect(sealed.store, sealed.refs[Kind.SHARD_PLAN], deep=lambda _: None)[1]
+    assert finding.state == "corrupt"
+    assert "aux_hidden_states of" in finding.reason
+
+
 def test_a_value_that_is_not_finite_is_found_with_its_row(sealed):
     replace_shard(sealed, 1, lambda tensors: tensors["aux_hidden_states"][7, 3].fill_(float("nan")), honest=True)
     plan = sealed.refs[Kind.SHARD_PLAN]

@@ -41,6 +41,12 @@ def test_the_copy_follows_the_log_and_has_its_last_line(shipped):
     assert store.read_bytes("jobs/capture-1/sglang.log") == b"killed\n"
 
 
+def test_a_server_that_never_began_has_no_log_to_miss(shipped):
+    shipped.start()
+    shipped.end()
+    assert shipped.said == []
+
+
 def test_a_bucket_that_refuses_stops_nothing_and_is_said_once(shipped, s3):
     store = open_store("s3://bucket/root")
     s3.delete_bucket(Bucket="bucket")
