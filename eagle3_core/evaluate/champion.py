@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from eagle3_core.errors import InputError, NotSpeculatingError
+from eagle3_core.errors import InputError
 from eagle3_core.evaluate.against import Against, DomainAgainst, Ratio
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.bench.versus import RESAMPLES, T95, drift, paired, ratios
-from eagle3_core.evaluate.measurement import Pool, pool
+from eagle3_core.evaluate.measurement import pool
 
 LEAST_PROMPTS = 2
 """Of a single prompt there is no interval."""
@@ -25,7 +25,7 @@ def compare_drafters(shape: str, challenger: Sequence[StreamedAnswer], champion:
     of the speed's also from how the passes differ, since a machine drifts.
 
     Raises:
-        NotSpeculatingError: an answer has no counters, or no prompt needed a verify pass of both.
+        NotSpeculatingError: an answer has no counters, or none of a drafter needed a verify pass.
         InputError: they have fewer than two prompts in common.
     """
     pools = [pool(answers, speculating=True) for answers in (challenger, champion)]
@@ -37,11 +37,12 @@ def compare_drafters(shape: str, challenger: Sequence[StreamedAnswer], champion:
             f"pass, found {len(counts)}; raise data.held_out_fraction or evaluation.max_prompts"
         )
     speeds = np.array([np.sum(list(pair.passes.values()), axis=0) for pair in pairs])
-    acceptance = _known(pools)
+    accepted = np.array([row for _, row in counts.values()])
+    tokens, verified, their_tokens, their_verified = accepted.sum(0).tolist()
     return Against(
         shape=shape, prompts=len(pairs), passes=max(len(pair.passes) for pair in pairs),
-        acceptance=_interval(np.array([row for _, row in counts.values()])), speed=_interval(speeds, drift(pairs)),
-        challenger_acceptance=acceptance[0], champion_acceptance=acceptance[1],
+        acceptance=_interval(accepted), speed=_interval(speeds, drift(pairs)),
+        challenger_acceptance=tokens / verified, champion_acceptance=their_tokens / their_verified,
         challenger_tokens_per_s=pools[0].stream_tokens_per_s, champion_tokens_per_s=pools[1].stream_tokens_per_s,
         domains=tuple(_domains(counts.values())),
     )  # fmt: skip
@@ -66,13 +67,6 @@ def _verify_counts(
         for name, (domain, row) in sorted(found.items())
         if row[1] and row[3]
     }
-
-
-def _known(pools: Sequence[Pool]) -> list[float]:
-    lengths = [one.acceptance_length for one in pools]
-    if any(length is None for length in lengths):
-        raise NotSpeculatingError("challenge: a drafter's acceptance length is unknown; is it loaded?")
-    return [float(length) for length in lengths if length is not None]
 
 
 def _domains(rows: Iterable[tuple[str, _Row]]) -> Iterable[DomainAgainst]:

@@ -184,7 +184,8 @@ class Checkpoints:
             except (OSError, SafetensorError) as error:
                 cause = str(error)
                 LOG.warning("checkpoint of step %d, attempt %d of %d: %s", step, attempt, WRITES, cause)
-                time.sleep(FIRST_PAUSE_S * 4 ** (attempt - 1))
+                if attempt < WRITES:
+                    time.sleep(FIRST_PAUSE_S * 4 ** (attempt - 1))
         raise StoreUnreachableError(
             f"checkpoint of step {step}: not written in {WRITES} attempts: {cause}; the one before is intact, see to "
             f"{self._staging.parent} and {self._store.root}"

@@ -48,7 +48,8 @@ def _connect(where: str, known: TrainRequest | None) -> Line | None:
     LOG.info("waiting for the train stage at %s", where)
     while True:
         try:
-            return Line(socket.create_connection(endpoint(where), timeout=10))
+            connection = socket.create_connection(endpoint(where), timeout=10)
+            return Line(connection, connection.getpeername()[0])
         except OSError as error:
             if known is not None and find(open_store(known.root), known.output) is not None:
                 return None

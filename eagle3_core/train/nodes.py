@@ -51,14 +51,14 @@ class Meeting:
 class Line:
     """One connection: JSON objects, a line each."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        """Notice within seconds when the other machine is gone."""
+    def __init__(self, connection: socket.socket, there: str) -> None:
+        """Notice within seconds when the other machine is gone; `there` is its address."""
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for option, value in KEEPALIVE:
             connection.setsockopt(socket.IPPROTO_TCP, option, value)
         self._connection = connection
         self._lines = connection.makefile("r", encoding="utf-8")
-        self.here, self.there = connection.getsockname()[0], connection.getpeername()[0]
+        self.here, self.there = connection.getsockname()[0], there
 
     def say(self, **values: Any) -> bool:
         """Send an object; tell whether the other side is still there."""
@@ -130,7 +130,8 @@ class Company:
                     arrived = []
                     for _ in range(missing):
                         listener.settimeout(max(0.1, end - time.monotonic()))
-                        arrived.append(Line(listener.accept()[0]))
+                        connection, (there, *_) = listener.accept()
+                        arrived.append(Line(connection, there))
                         arrived[-1].say(task=task)
                     for line in arrived:
                         found._welcome(line, end)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
+import time
 
 import pytest
 
@@ -47,6 +49,30 @@ def test_machines_that_do_not_come_are_counted_with_what_to_run(where, monkeypat
     assert told == [f"waiting for 2 of 3 machines at {where}"]
 
 
+def test_a_stranger_that_rings_and_resets_the_line_is_named_and_stops_nobody(where, monkeypatch):
+    real, resets = socket.socket.accept, []
+
+    def accept(listener):
+        connection, address = real(listener)
+        if not resets:
+            resets.append(stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)))
+            stranger.close()
+        return connection, address
+
+    monkeypatch.setattr(socket.socket, "accept", accept)
+    stranger, told = socket.socket(), []
+
+    def ring():
+        while stranger.connect_ex(endpoint(where)):
+            time.sleep(0.01)
+        call(where, {"ready": True})
+
+    threading.Thread(target=ring, daemon=True).start()
+    company = gather(where, told)
+    assert told[1:] == [f"waiting for 1 of 2 machines at {where} (127.0.0.1: hung up)"]
+    company.dismiss()
+
+
 def test_a_machine_that_cannot_take_part_is_named_and_another_may_come(where):
     told = []
     thread = call(where, b"GET / HTTP/1.1\r\n\r\n", {"refused": "no such root"}, {"ready": True})
@@ -69,8 +95,8 @@ def test_a_machine_that_cannot_take_part_is_named_and_another_may_come(where):
 ])  # fmt: skip
 def test_the_end_of_another_machine_is_noticed_and_its_ranks_own_words_are_kept(where, answer, ends, cause):
     here = socket.create_server(("127.0.0.1", 0))
-    there = Line(socket.create_connection(here.getsockname()))
-    company, ended = Company(None, [Line(here.accept()[0])]), threading.Event()
+    there = Line(socket.create_connection(here.getsockname()), "127.0.0.1")
+    company, ended = Company(None, [Line(here.accept()[0], "127.0.0.1")]), threading.Event()
     company.begin(ended.set)
     assert there.hear() == {"go": True}
     there.close() if answer is None else there.say(**answer)
@@ -102,7 +128,7 @@ def test_a_machine_that_lacks_what_is_needed_says_so_and_ends(where, tmp_path):
 
     def lead():
         with socket.create_server(endpoint(where)) as listener:
-            line = Line(listener.accept()[0])
+            line = Line(listener.accept()[0], "127.0.0.1")
             line.say(task={"root": str(tmp_path)})
             heard.append(line.hear())
             line.close()
