@@ -1,6 +1,7 @@
 """From prompts to a sealed feature set through the real stages, with an engine that is pure arithmetic."""
 
 import json
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from eagle3_core.data.corpus import read_corpus, read_prompt_set
 from eagle3_core.data.encoding import label_rows
 from eagle3_core.data.features import FeatureSet
 from eagle3_core.data.plan import read_plan, read_samples
+from eagle3_core.data.shards import ShardWriter
 from eagle3_core.errors import (
     CaptureMismatchError,
     ConfigError,
@@ -304,6 +306,14 @@ def test_one_engine_captures_ahead_and_no_sample_is_captured_twice(planned, engi
     assert set(engine.captured) == set(answers)
 
 
+def test_a_shard_that_another_task_works_on_is_left_to_it(planned):
+    with planned.store.claim(planned.shard_key(2)) as theirs:
+        assert theirs
+        planned.run("capture", 0)
+    states = [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])]
+    assert states == ["ok", "ok", "missing", "ok", "ok"]
+
+
 def test_a_committed_shard_is_returned_without_an_engine(planned, engine):
     refs = planned.capture_all()
     engine.fail_after = 0
@@ -395,6 +405,26 @@ def test_more_samples_that_are_not_finite_than_allowed_fail_the_shard(planned, e
     with pytest.raises(
         CaptureMismatchError, match=rf"{allowed + 1} samples .* not finite in float32, {allowed} are allowed"
     ):
+        planned.run("capture", 0)
+
+
+def test_a_bad_sample_that_is_found_after_the_last_was_handed_over_counts_too(planned, engine, monkeypatch):
+    real, every = ShardWriter._store, threading.Event()
+
+    def late(writer, *sample):
+        every.wait(20)
+        return real(writer, *sample)
+
+    def checksums(writer):
+        every.set()
+        return real_checksums(writer)
+
+    real_checksums = ShardWriter.checksums
+    monkeypatch.setattr(ShardWriter, "_store", late)
+    monkeypatch.setattr(ShardWriter, "checksums", checksums)
+    planned.config = changed(planned.config, "capture", max_bad_samples=0.0)
+    spoil(engine)
+    with pytest.raises(CaptureMismatchError, match=r"2 samples .* not finite in float32, 0 are allowed"):
         planned.run("capture", 0)
 
 
