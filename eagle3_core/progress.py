@@ -24,7 +24,7 @@ class Progress:
     def update(self, done: float, total: float | None, unit: str, **detail: float | int | str | None) -> None:
         """Report that `done` of `total` units are done; `detail` holds loss, rates and the like."""
         now = time.monotonic()
-        # A stage that goes on with another shard counts from the beginning again.
+        # A challenge counts from the beginning again with its next server.
         if not self._started or done < self._done:
             self._started, self._first = now, done
         self._done = done

@@ -22,6 +22,7 @@ from eagle3_core.errors import (
     StorageFullError,
     TargetError,
 )
+from eagle3_core.progress import Progress
 from eagle3_core.repair import inspect
 from eagle3_core.storage import load
 from eagle3_core.train.loader import batches
@@ -306,12 +307,15 @@ def test_one_engine_captures_ahead_and_no_sample_is_captured_twice(planned, engi
     assert set(engine.captured) == set(answers)
 
 
-def test_a_shard_that_another_task_works_on_is_left_to_it(planned):
+def test_a_shard_that_another_task_works_on_is_left_to_it(planned, monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "update", lambda _self, done, total, *_, **__: told.append((done, total)))
     with planned.store.claim(planned.shard_key(2)) as theirs:
         assert theirs
         planned.run("capture", 0)
     states = [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])]
     assert states == ["ok", "ok", "missing", "ok", "ok"]
+    assert told[-1][0] == told[-1][1], "its tokens are none of ours"
 
 
 def test_a_committed_shard_is_returned_without_an_engine(planned, engine):
