@@ -14,6 +14,7 @@ from eagle3_core.progress import Progress
 from eagle3_core.storage import load, open_store
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.distributed import Ranks
+from eagle3_core.train.learner import Learner
 from eagle3_core.train.loop import train
 from eagle3_core.train.optim import learning_rate
 from eagle3_core.train.rotation import checkpoint_key, checkpoint_steps, newest_checkpoint
@@ -223,3 +224,12 @@ def test_a_rank_that_writes_no_checkpoint_asks_for_none(make_job, tmp_path, monk
     checkpoints = Checkpoints(open_store(str(tmp_path)), "train/x", tmp_path / "staging", job.training)
     state = train(job, Ranks(0, 1, torch.device("cpu"), False), checkpoints, Trackers(), Ask())
     assert set(saved_at) <= {*job.validation_steps, state.step}
+
+
+def test_weight_decay_shrinks_matrices_and_leaves_norms(make_job):
+    learner = Learner.of(make_job(weight_decay=0.5), Ranks.alone())
+    before = {name: values.detach().clone() for name, values in learner.drafter.named_parameters()}
+    learner.sums.clear()
+    learner.update(0.1)
+    for name, values in learner.drafter.named_parameters():
+        torch.testing.assert_close(values.detach(), before[name] * (0.95 if values.ndim > 1 else 1.0))
