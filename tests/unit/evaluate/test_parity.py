@@ -11,6 +11,7 @@ from eagle3_core.evaluate.loaders import LLAMA, load
 from eagle3_core.evaluate.parity import (
     MAX_LOGIT_DIFFERENCE,
     MIN_CONTROL_LOSS,
+    ORDER,
     compare,
     controls,
     require,
@@ -42,7 +43,7 @@ def test_each_deliberate_mistake_costs_more_than_a_tenth_of_the_gain(world):
 
 def test_quiet_mistakes_move_the_logits_far_beyond_what_the_gate_looks_for(world):
     parity = measure(world, world.reference())
-    assert set(parity.moved) == {"RoPE standing still", "missing norm"}
+    assert set(parity.moved) == {"RoPE standing still", "missing norm", ORDER}
     assert min(parity.moved.values()) > 100 * MAX_LOGIT_DIFFERENCE
     with pytest.raises(ParityError, match=r"no power: with RoPE standing still the logits move by 0\.0005"):
         require(parity.model_copy(update={"moved": {"RoPE standing still": 0.0005}}))
@@ -112,6 +113,21 @@ def test_a_control_that_costs_nothing_worth_losing_fails_the_gate(world, tau, lo
     weak = parity.model_copy(update={"tau_export": tau, "tau_trainer": tau, "losses": {"lm_head zeroed": loss}})
     with pytest.raises(ParityError, match="no power: with lm_head zeroed"):
         require(weak)
+
+
+@pytest.mark.parametrize(
+    ("loss", "moved", "sound"), [(0.09, 2.0, True), (0.09, 0.05, False), (0.0, 2.0, False), (0.11, 0.05, True)]
+)
+def test_an_order_of_layers_that_costs_little_must_at_least_be_plain_in_the_logits(world, loss, moved, sound):
+    found = measure(world, world.reference())
+    parity = found.model_copy(update={
+        "losses": found.losses | {ORDER: loss}, "moved": found.moved | {ORDER: moved}
+    })  # fmt: skip
+    if sound:
+        require(parity)
+    else:
+        with pytest.raises(ParityError, match=f"no power: with {ORDER}"):
+            require(parity)
 
 
 def test_another_tau_than_the_trainer_wrote_fails_the_gate(world):
