@@ -79,13 +79,18 @@ class TrainingConfig(Section):
         json_schema_extra=NOT_IDENTITY,
     )  # fmt: skip
     rdzv_endpoint: str | None = Field(
-        None, pattern=r"^\S+:\d+$", description="HOST:PORT of the machine of the train task, where the others find it; "
+        None, description="HOST:PORT of the machine of the train task, where the others find it; "
         "the next port is used too. Needed with several nodes.",
         json_schema_extra=NOT_IDENTITY,
     )  # fmt: skip
 
     @model_validator(mode="after")
     def _others_can_find_us(self) -> Self:
+        host, _, port = (self.rdzv_endpoint or "host:1").rpartition(":")
+        if not host or any(map(str.isspace, host)) or not port.isdecimal() or not 1 <= int(port) < 65535:
+            raise ValueError(
+                f"rdzv_endpoint: expected HOST:PORT with a port of 1 to 65534, found {self.rdzv_endpoint!r}"
+            )
         if self.nodes > 1 and self.rdzv_endpoint is None:
             raise ValueError(f"training.nodes {self.nodes} needs training.rdzv_endpoint, HOST:PORT of this machine")
         return self

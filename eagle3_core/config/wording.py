@@ -12,6 +12,8 @@ from pydantic import BaseModel
 _EXPECTED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
+    "date_from_datetime_parsing": "a date like 2026-11-30",
+    "date_parsing": "a date like 2026-11-30",
     "dict_type": "a mapping",
     "finite_number": "a finite number",
     "float_parsing": "a number",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
@@ -16,6 +16,7 @@ from eagle3_core.errors import CorruptArtifactError, Eagle3Error, UnknownSchemaE
 from eagle3_core.jobs.files import COMMAND, LOG, RESULT, read_json
 from eagle3_core.jobs.supervisor import TERMINATED
 from eagle3_core.pipeline import STAGES, shape_names
+from eagle3_core.releases import all_releases
 from eagle3_core.storage import ObjectStore, committed_keys, load
 
 DAY_S = 86400.0
@@ -174,11 +175,10 @@ def _recall(store: ObjectStore, run_key: str, config: RunConfig) -> dict[Kind, R
 
 
 def _releases(store: ObjectStore) -> Iterator[tuple[Reference, str, str]]:
-    for key in store.list_keys("releases"):
-        values: Mapping[str, Any] = json.loads(store.read_bytes(key))
-        for number, entry in enumerate([values["current"], *values["history"]]):
-            reference = Reference("release", str(values["name"]), "earlier" if number else "current")
-            yield reference, str(entry["drafter_manifest_sha256"]), str(entry["report_manifest_sha256"])
+    for release in all_releases(store):
+        for number, entry in enumerate([release.current, *release.history]):
+            reference = Reference("release", release.name, "earlier" if number else "current")
+            yield reference, entry.drafter_manifest_sha256, entry.report_manifest_sha256
 
 
 def _manifests(store: ObjectStore, broken: list[tuple[Standing | None, str]]) -> dict[str, Mapping[str, str]]:

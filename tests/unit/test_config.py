@@ -167,3 +167,19 @@ def test_a_recipe_cannot_name_its_champion_which_a_run_takes_from_its_release():
     champion = {"drafter": pin, "checkpoint": pin, "report": pin, "target_sha256": "0" * 64}
     with pytest.raises(ConfigError, match=r"champion: expected none, for a run takes it from its release as it begins"):
         load_recipe("demo", {"champion": champion})
+
+
+@pytest.mark.parametrize("typed", ["127.0.0.1:99999", "127.0.0.1:65535", "127.0.0.1", ":29500", "my host:29500", "h:x"])
+def test_a_meeting_place_nobody_could_reach_is_refused_before_any_work(typed):
+    with pytest.raises(ConfigError, match=r"rdzv_endpoint: expected HOST:PORT with a port of 1 to 65534, found"):
+        load_recipe("demo", {"training.nodes": 2, "training.rdzv_endpoint": typed})
+
+
+def test_a_meeting_place_may_be_a_name_or_an_address():
+    for typed in ("host.example:29500", "10.0.0.1:1", "[fe80::1]:65534"):
+        assert load_recipe("demo", {"training.nodes": 2, "training.rdzv_endpoint": typed}).training.nodes == 2
+
+
+def test_a_day_that_is_none_is_asked_for_by_an_example():
+    with pytest.raises(ConfigError, match=r"data\.until: expected a date like 2026-11-30, found 'tomorow'"):
+        load_recipe("demo", {"data.window_days": 1, "data.until": "tomorow"})

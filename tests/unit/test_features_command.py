@@ -552,3 +552,13 @@ def test_after_gc_a_run_makes_again_what_it_needs(typed, sealed, engine):
     sealed.capture_all()
     sealed.run("seal")
     assert len(engine.captured) - before == 40 + 3 * 5
+
+
+@pytest.mark.parametrize("words", [("ls",), ("gc", "--yes")])
+def test_a_release_that_cannot_be_read_is_named_in_one_line_and_nothing_is_removed(typed, sealed, words):
+    typed.release()
+    before = len(everything(sealed))
+    sealed.store.write_bytes("releases/demo.json", b"{garbage")
+    said = " ".join(typed(*words, code=65).stderr.split())
+    assert "releases/demo.json: expected a JSON object, found other text; put a copy of it back" in said
+    assert len(everything(sealed)) == before
