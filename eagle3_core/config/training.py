@@ -9,6 +9,18 @@ from pydantic import Field, model_validator
 from eagle3_core.config.base import NOT_IDENTITY, Section
 
 
+def host_and_port(text: str) -> tuple[str, int]:
+    """Return host and port of `HOST:PORT`; the next port has to exist too, since machines meet there.
+
+    Raises:
+        ValueError: it is not that.
+    """
+    host, _, port = text.rpartition(":")
+    if not host or any(map(str.isspace, host)) or not port.isdecimal() or not 1 <= int(port) < 65535:
+        raise ValueError(f"rdzv_endpoint: expected HOST:PORT with a port of 1 to 65534, found {text!r}")
+    return host, int(port)
+
+
 class TrainingConfig(Section):
     """Optimisation, TTT, packing, checkpoints."""
 
@@ -86,11 +98,8 @@ class TrainingConfig(Section):
 
     @model_validator(mode="after")
     def _others_can_find_us(self) -> Self:
-        host, _, port = (self.rdzv_endpoint or "host:1").rpartition(":")
-        if not host or any(map(str.isspace, host)) or not port.isdecimal() or not 1 <= int(port) < 65535:
-            raise ValueError(
-                f"rdzv_endpoint: expected HOST:PORT with a port of 1 to 65534, found {self.rdzv_endpoint!r}"
-            )
+        if self.rdzv_endpoint is not None:
+            host_and_port(self.rdzv_endpoint)
         if self.nodes > 1 and self.rdzv_endpoint is None:
             raise ValueError(f"training.nodes {self.nodes} needs training.rdzv_endpoint, HOST:PORT of this machine")
         return self

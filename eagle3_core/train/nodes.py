@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from eagle3_core.config.training import host_and_port
 from eagle3_core.errors import ConfigError, WorkerDiedError
 
 GATHERING_S = 1800.0
@@ -90,10 +91,10 @@ def endpoint(text: str) -> tuple[str, int]:
     Raises:
         ConfigError: it is not that.
     """
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65535:
-        raise ConfigError(f"training.rdzv_endpoint: expected host:port, found {text!r}")
-    return host, int(port)
+    try:
+        return host_and_port(text)
+    except ValueError as error:
+        raise ConfigError(f"training.{error}") from None
 
 
 @dataclass

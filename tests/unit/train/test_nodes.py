@@ -113,8 +113,8 @@ def test_the_end_of_another_machine_is_noticed_and_its_ranks_own_words_are_kept(
 def test_a_place_that_is_taken_or_is_none_is_named(where):
     with socket.create_server(("", endpoint(where)[1])), pytest.raises(WorkerDiedError, match="cannot listen there"):
         gather(where, [])
-    for text in ("host", "host:0", ":29400", "host:65535"):
-        with pytest.raises(ConfigError, match="expected host:port"):
+    for text in ("host", "host:0", ":29400", "host:65535", "my host:1"):
+        with pytest.raises(ConfigError, match=r"training.rdzv_endpoint: expected HOST:PORT with a port of 1 to 65534"):
             endpoint(text)
 
 
