@@ -6,7 +6,7 @@ import json
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from eagle3_core.export.dialects import DIALECTS
 from eagle3_core.export.facts import DrafterFacts
 from eagle3_core.identity import read_config, read_target, resolve_target, target_fingerprint
 from eagle3_core.model.architecture import DrafterArchitecture
+from eagle3_core.progress import Progress
 from eagle3_core.prompt_files import checked_prompts, prompt_files
 from eagle3_core.prompts import read_prompts
 from eagle3_core.storage import ObjectStore
@@ -41,42 +42,65 @@ from eagle3_core.train.trial import try_training
 
 
 def run(context: StageContext) -> Ref:
-    """Run every check, report all findings together; never reused, because machines change.
+    """Run the quick checks, then the slow ones if those found nothing; never reused, because machines change.
 
     Raises:
-        PreflightError: lists what is wrong, one clause each.
+        PreflightError: lists what is wrong, one clause each: all that the quick checks found, or all of the slow ones.
     """
+    check_inputs(context.run, context.store)
+    found: dict[str, Any] = {}
+    for checks in (_quick(context), _slow(context)):
+        found |= _made(checks, context.progress)
+    staged = context.staged()
+    (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
+    context.progress.update(len(found), len(found), "checks")
+    shown = {"checks": ", ".join(found), "attention": found["flags"]["attention"], **found["held-out split"]}
+    return context.commit(staged, ref_facts=shown, replace=True)
+
+
+def _quick(context: StageContext) -> dict[str, Callable[[], Any]]:
+    """Return the checks that read files and ask the machine: a second for all of them."""
     config, store = context.run, context.store
-    check_inputs(config, store)
-    checks: dict[str, Callable[[], Any]] = {
-        "drafter": lambda: _drafter(config),
-        "training step": lambda: try_training(config, _sizes(config), resolve_device(config.serving.device)),
-        "warm start": lambda: require_start(config, store, _sizes(config)),
+    return {
         "trackers": lambda: require_trackers(config.training.trackers),
-        "space": lambda: _space(config, store),
-        "held-out split": lambda: _split(config),
-        "template": lambda: _template(config),
-        "engine": lambda: require_known_good(),
-        "flags": lambda: _flags(context),
-        "gpus": lambda: _gpus(config),
         "shared memory": _shared_memory,
         "host": lambda: {"python": platform.python_version(), "device": resolve_device(config.serving.device)},
+        "drafter": lambda: _drafter(config),
+        "warm start": lambda: require_start(config, store, _sizes(config)),
+        "engine": lambda: require_known_good(),
+        "gpus": lambda: _gpus(config),
+        "held-out split": lambda: _split(config),
+        "space": lambda: _space(config, store),
     }
+
+
+def _slow(context: StageContext) -> dict[str, Callable[[], Any]]:
+    """Return the checks that import a library of models, compile or ask SGLang, the longest last: up to a minute."""
+    config = context.run
+    return {
+        "template": lambda: _template(config),
+        "training step": lambda: try_training(config, _sizes(config), resolve_device(config.serving.device)),
+        "flags": lambda: _flags(context),
+    }
+
+
+def _made(checks: Mapping[str, Callable[[], Any]], progress: Progress) -> dict[str, Any]:
+    """Return what each check found.
+
+    Raises:
+        PreflightError: lists what is wrong.
+    """
     found: dict[str, Any] = {}
     problems: list[str] = []
     for name, check in checks.items():
-        context.progress.phase(f"checking {name}")
+        progress.phase(f"checking {name}")
         try:
             found[name] = check()
         except Eagle3Error as error:
             problems.append(str(error))
     if problems:
         raise PreflightError("; ".join(problems))
-    staged = context.staged()
-    (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
-    context.progress.update(len(checks), len(checks), "checks")
-    shown = {"checks": ", ".join(checks), "attention": found["flags"]["attention"], **found["held-out split"]}
-    return context.commit(staged, ref_facts=shown, replace=True)
+    return found
 
 
 def _drafter(config: RunConfig) -> dict[str, Any]:

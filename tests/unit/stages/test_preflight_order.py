@@ -1,0 +1,37 @@
+"""What can be known in a second is told before anything slow begins, and all of it together."""
+
+import shutil
+from collections import namedtuple
+
+import pytest
+
+from eagle3_core.errors import PreflightError
+from eagle3_core.stages import preflight
+
+Usage = namedtuple("Usage", "total used free")
+
+
+def never(*_):
+    raise AssertionError("a slow check began")
+
+
+def test_what_a_quick_check_finds_is_told_before_a_slow_one_begins(flow, monkeypatch):
+    for slow in ("_template", "try_training", "_flags"):
+        monkeypatch.setattr(preflight, slow, never)
+    monkeypatch.setattr(preflight, "require_known_good", dict)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: Usage(1, 1, 0))
+    training = flow.config.training.model_copy(update={"trackers": ("mlflow",)})
+    flow.config = flow.config.model_copy(update={"training": training})
+    with pytest.raises(PreflightError, match=r"mlflow.*; /dev/shm: expected 64 MiB free"):
+        flow.run("preflight")
+
+
+def test_the_preflight_makes_every_check(flow, monkeypatch):
+    for slow in ("_template", "try_training"):
+        monkeypatch.setattr(preflight, slow, lambda *_: {})
+    monkeypatch.setattr(preflight, "require_known_good", dict)
+    monkeypatch.setattr(preflight, "_flags", lambda _context: {"attention": "as asked"})
+    assert flow.run("preflight").facts["checks"] == (
+        "trackers, shared memory, host, drafter, warm start, engine, gpus, held-out split, space, "
+        "template, training step, flags"
+    )
