@@ -6,15 +6,14 @@ N tokens, M of them label rows, A aux layers, D target width.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from eagle3_core.config.base import Section
-from eagle3_core.storage.tensors import DTYPE_BITS
+from eagle3_core.storage.tensors import DTYPE_BITS, KINDS
 
 if TYPE_CHECKING:
     import torch
 
-_KINDS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _FP8_MAX = 448.0
 
 
@@ -34,7 +33,7 @@ class Encoding(Section):
         kept), `input_ids [N]` int32, `loss_mask [N]` uint8; for states in 8 bits also `aux_scales [N, A]` and
         `last_scales [M, 1]`, with which they are to be multiplied.
         """
-        rows, kind = (tokens if self.last_rows == "all" else label_rows), _KINDS[self.dtype]
+        rows, kind = (tokens if self.last_rows == "all" else label_rows), KINDS[self.dtype]
         aux, last = ("F8_E4M3" if self.fp8 in fp8 else kind for fp8 in (("aux", "all"), ("all",)))
         found: dict[str, tuple[str, tuple[int, ...]]] = {
             "aux_hidden_states": (aux, (tokens, self.num_aux * self.hidden_size)),
@@ -56,6 +55,14 @@ class Encoding(Section):
     def rows(self, length: int, label_rows: int) -> dict[str, int]:
         """Return how many rows of every tensor one sample has."""
         return {name: shape[0] for name, (_, shape) in self.layout(length, label_rows).items()}
+
+
+def bytes_of(values: torch.Tensor) -> memoryview:
+    """Return the bytes of a tensor on the CPU, without a copy where it is contiguous."""
+    import torch
+
+    array: Any = values.contiguous().view(torch.uint8).numpy().reshape(-1)
+    return memoryview(array)
 
 
 def label_rows(loss_mask: torch.Tensor) -> torch.Tensor:

@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 import xxhash
 from pydantic import Field
 
 from eagle3_core.config.base import Section
-from eagle3_core.data.encoding import Encoding, label_rows, num_label_rows, quantise
+from eagle3_core.data.encoding import Encoding, bytes_of, label_rows, num_label_rows, quantise
 from eagle3_core.errors import CaptureMismatchError, CorruptArtifactError, UnknownSchemaError
 from eagle3_core.storage import Artifact
 from eagle3_core.storage.manifest import file_sha256
@@ -69,7 +69,7 @@ class ShardIndex(Section):
 
 def checksum(values: torch.Tensor) -> str:
     """Return the xxh3 (64 bits, hex) of a tensor's bytes, row after row."""
-    return xxhash.xxh3_64_hexdigest(_bytes(values))
+    return xxhash.xxh3_64_hexdigest(bytes_of(values))
 
 
 class ShardWriter:
@@ -179,7 +179,7 @@ class ShardWriter:
         stored["input_ids"] = torch.tensor(input_ids, dtype=torch.int32)
         sums = {}
         for name, values in stored.items():
-            data = _bytes(values)
+            data = bytes_of(values)
             sums[name] = xxhash.xxh3_64_hexdigest(data)
             write_at(self._file.fileno(), data, offsets[name])
         return finite, sums
@@ -201,13 +201,6 @@ class ShardWriter:
             if not finite:
                 self.not_finite.append(len(self._checksums))
             self._checksums.append(sums)
-
-
-def _bytes(values: torch.Tensor) -> memoryview:
-    import torch
-
-    array: Any = values.contiguous().view(torch.uint8).numpy().reshape(-1)
-    return memoryview(array)
 
 
 def _is_finite(values: torch.Tensor) -> bool:

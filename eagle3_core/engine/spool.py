@@ -13,16 +13,16 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from eagle3_core.data.encoding import bytes_of
 from eagle3_core.errors import CaptureMismatchError
-from eagle3_core.storage.tensors import make_header, write_at
+from eagle3_core.storage.tensors import KINDS, make_header, write_at
 
 if TYPE_CHECKING:
     import torch
 
 _PREFIX = "eagle3"
-_KINDS = {"torch.float32": "F32", "torch.bfloat16": "BF16", "torch.float16": "F16", "torch.int32": "I32"}
 _POLL_S = 0.0005
 
 
@@ -83,18 +83,17 @@ def write(directory: Path, group: str, parts: Sequence[Mapping[str, torch.Tensor
 
     The library would copy each tensor first, and hold up the engine's own Python meanwhile.
     """
-    import torch
-
     sizes = {name: (sum(len(part[name]) for part in parts), *tensor.shape[1:]) for name, tensor in parts[0].items()}
-    header, places, _ = make_header({name: (_KINDS[str(parts[0][name].dtype)], size) for name, size in sizes.items()})
+    kinds = {name: KINDS[str(tensor.dtype).removeprefix("torch.")] for name, tensor in parts[0].items()}
+    header, places, _ = make_header({name: (kinds[name], size) for name, size in sizes.items()})
     temp = directory / f".{group}.tmp"
     with temp.open("wb", buffering=0) as file:
         write_at(file.fileno(), header, 0)
         for part in parts:
             for name, tensor in part.items():
-                array: Any = tensor.contiguous().view(torch.uint8).numpy().reshape(-1)
-                write_at(file.fileno(), memoryview(array), places[name])
-                places[name] += array.nbytes
+                data = bytes_of(tensor)
+                write_at(file.fileno(), data, places[name])
+                places[name] += data.nbytes
     temp.rename(directory / group)
 
 

@@ -16,9 +16,7 @@ from eagle3_core.export.source import CONFIG, MODEL, OWN_FILES, Source, Tensor
 from eagle3_core.export.values import check_maps, draft_targets, packed
 from eagle3_core.model.architecture import CONFIG_FILE as OWN_CONFIG
 from eagle3_core.storage.scan import FLOATS
-
-TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
-               "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2"}  # fmt: skip
+from eagle3_core.storage.tensors import TORCH_NAMES
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,11 @@ DTYPE_BITS = {
     "I64": 64, "I32": 32, "I16": 16, "I8": 8, "U64": 64, "U32": 32, "U16": 16, "U8": 8, "BOOL": 8,
 }  # fmt: skip
 
+TORCH_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16",
+               "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2", "I32": "int32"}  # fmt: skip
+"""What PyTorch calls the dtypes that hidden states, token ids and weights have."""
+KINDS = {name: kind for kind, name in TORCH_NAMES.items()}
+"""The same the other way round."""
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]
 """Tensor name to safetensors' name of its dtype and its shape."""
