@@ -15,7 +15,7 @@ from eagle3_core.export.names import ATTENTION, EMBEDDING, FC_NORMS, HEAD, INPUT
 from eagle3_core.export.numbering import Target, translate
 from eagle3_core.export.rope import read_rope
 from eagle3_core.model.architecture import DrafterArchitecture
-from eagle3_core.model.latent_sizes import LatentSizes, check_latent_rope
+from eagle3_core.model.latent_sizes import LatentSizes, attention_shapes, check_latent_rope
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3")
 """Model types under which plain RMS norms and SwiGLU are meant; the key set says the rest."""
@@ -73,6 +73,7 @@ class DrafterFacts(Section):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every parameter this drafter can have, by canonical name."""
         D, F, V, U = self.hidden_size, self.intermediate_size, self.vocab_size, self.draft_vocab_size
+        attention = attention_shapes(D, self.num_heads, self.num_kv_heads, self.head_dim, self.mla)
         wide = self.target_hidden_size
         norms = {"norm.weight": (D,)}
         norms |= {f"{LAYER}{n}.weight": (D,) for n in ("input_layernorm", "hidden_norm", "post_attention_layernorm")}
@@ -83,7 +84,7 @@ class DrafterFacts(Section):
         return {
             **norms,
             "fc.weight": (D, self.num_aux * wide),
-            **{f"{ATTENTION}{name}.weight": shape for name, shape in self._attention_shapes().items()},
+            **{f"{ATTENTION}{name}.weight": shape for name, shape in attention.items()},
             f"{LAYER}mlp.gate_proj.weight": (F, D),
             f"{LAYER}mlp.up_proj.weight": (F, D),
             f"{LAYER}mlp.down_proj.weight": (D, F),
@@ -92,13 +93,6 @@ class DrafterFacts(Section):
             "d2t": (U,),
             "t2d": (V,),
         }
-
-    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
-        D = self.hidden_size
-        if self.mla is not None:
-            return self.mla.shapes(D, self.num_heads)
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return {"q_proj": (queries, 2 * D), "k_proj": (keys, 2 * D), "v_proj": (keys, 2 * D), "o_proj": (D, queries)}
 
     @classmethod
     def of_architecture(cls, sizes: DrafterArchitecture) -> Self:

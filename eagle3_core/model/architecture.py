@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from eagle3_core.config import DrafterConfig, Section
 from eagle3_core.errors import ConfigError, TargetError
-from eagle3_core.model.latent_sizes import LatentSizes, check_latent_rope, latent_sizes
+from eagle3_core.model.latent_sizes import LatentSizes, attention_shapes, check_latent_rope, latent_sizes
 
 CONFIG_FILE = "drafter_config.json"
 
@@ -106,11 +106,12 @@ class DrafterArchitecture(Section):
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shape of every trainable or saved tensor, by name."""
         D, F = self.hidden_size, self.intermediate_size
+        attention = attention_shapes(D, self.num_heads, self.num_kv_heads, self.head_dim, self.mla)
         return {
             "fc.weight": (D, len(self.aux_layers) * D),
             "layer.input_layernorm.weight": (D,),
             "layer.hidden_norm.weight": (D,),
-            **{f"layer.self_attn.{name}.weight": shape for name, shape in self._attention_shapes().items()},
+            **{f"layer.self_attn.{name}.weight": shape for name, shape in attention.items()},
             "layer.post_attention_layernorm.weight": (D,),
             "layer.mlp.gate_proj.weight": (F, D),
             "layer.mlp.up_proj.weight": (F, D),
@@ -118,13 +119,6 @@ class DrafterArchitecture(Section):
             "norm.weight": (D,),
             "lm_head.weight": (self.draft_vocab_size, D),
         }
-
-    def _attention_shapes(self) -> dict[str, tuple[int, ...]]:
-        D = self.hidden_size
-        if self.mla is not None:
-            return self.mla.shapes(D, self.num_heads)
-        queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        return {"q_proj": (queries, 2 * D), "k_proj": (keys, 2 * D), "v_proj": (keys, 2 * D), "o_proj": (D, queries)}
 
 
 def refuse_scaled_logits(target: Mapping[str, Any]) -> None:

@@ -55,6 +55,17 @@ class LatentSizes(Section):
         }
 
 
+def attention_shapes(
+    hidden_size: int, heads: int, kv_heads: int, head_dim: int, mla: LatentSizes | None
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of the parameters of any attention over [embedding, state], by their last names."""
+    if mla is not None:
+        return mla.shapes(hidden_size, heads)
+    keys = (kv_heads * head_dim, 2 * hidden_size)
+    return {"q_proj": (heads * head_dim, 2 * hidden_size), "k_proj": keys, "v_proj": keys,
+            "o_proj": (hidden_size, heads * head_dim)}  # fmt: skip
+
+
 def latent_sizes(text: Mapping[str, Any], wanted: DrafterConfig) -> LatentSizes:
     """Return the sizes: those `wanted`, else the target's.
 
