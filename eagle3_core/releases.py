@@ -86,6 +86,16 @@ def read_release(store: ObjectStore, name: str) -> Release | None:
     return _read(store, name)[0]
 
 
+def existing_release(store: ObjectStore, name: str) -> Release:
+    """Return a release that must be there.
+
+    Raises:
+        InputError: nothing was ever published under that name.
+        ArtifactError: it is no release, or of another version.
+    """
+    return _existing(store, name, read_release(store, name))
+
+
 def all_releases(store: ObjectStore) -> list[Release]:
     """Return every release of a root, by name."""
     names = [key.removeprefix("releases/").removesuffix(".json") for key in store.list_keys("releases")]
@@ -194,8 +204,7 @@ def roll_back(store: ObjectStore, name: str, why: str, *, by: str | None = None,
     """
 
     def move(release: Release | None) -> Release:
-        if release is None:
-            raise InputError(f"release {name}: expected one below {store.root}, found none; see `eagle3 releases ls`")
+        release = _existing(store, name, release)
         former = _former(release, to)
         for kind, key, digest in ((Kind.DRAFTER, former.drafter, former.drafter_manifest_sha256),
                                   (Kind.EVAL_REPORT, former.report, former.report_manifest_sha256)):  # fmt: skip
@@ -225,6 +234,12 @@ def whoami() -> str:
 def now() -> str:
     """Return the time in UTC, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def _existing(store: ObjectStore, name: str, release: Release | None) -> Release:
+    if release is None:
+        raise InputError(f"release {name}: expected one below {store.root}, found none; see `eagle3 releases ls`")
+    return release
 
 
 def _former(release: Release, to: str | None) -> Entry:

@@ -10,8 +10,7 @@ from rich.table import Column, Table
 
 from eagle3_core.cli.common import DEFAULT_ROOT, AsJson, Root, existing_store, one_line_errors, output, print_json
 from eagle3_core.errors import InputError
-from eagle3_core.releases import Release, all_releases, read_release, roll_back
-from eagle3_core.storage import ObjectStore
+from eagle3_core.releases import Release, all_releases, existing_release, roll_back
 
 releases = typer.Typer(no_args_is_help=True, help="Released drafters: ls, show, rollback.")
 
@@ -38,7 +37,7 @@ def ls(root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
 def show(name: Name, root: Root = DEFAULT_ROOT, as_json: AsJson = False) -> None:
     """Show one release: the champion, those before it, and what was taken back, with who, when and why."""
     with one_line_errors():
-        release = _existing(existing_store(root), name)
+        release = existing_release(existing_store(root), name)
         if as_json:
             print_json(release.model_dump(mode="json"))
             return
@@ -67,13 +66,6 @@ def rollback(
             print_json(release.model_dump(mode="json"))
             return
         _print(release)
-
-
-def _existing(store: ObjectStore, name: str) -> Release:
-    release = read_release(store, name)
-    if release is None:
-        raise InputError(f"release {name}: expected one below {store.root}, found none; see `eagle3 releases ls`")
-    return release
 
 
 def _print(release: Release) -> None:
