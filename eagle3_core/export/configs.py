@@ -22,6 +22,7 @@ WHY_NOT = {
 }
 VLLM_THETA = 10000
 """What vLLM's MLA drafter takes where RoPE is not scaled: it drops the config's own (models/deepseek_eagle3.py)."""
+PROPOSAL = "speculators_config"
 DRAFT_TOKENS = 5
 """What a speculators config says vLLM drafts, where the source does not say it."""
 
@@ -155,7 +156,7 @@ def _nested(
         "target_hidden_size": wide if wide != facts.hidden_size else None,
         "tie_word_embeddings": False,
         **({IDS: ids} if ids else {}),
-        "speculators_config": facts.speculators_config or _proposal(facts),
+        PROPOSAL: _proposal(facts),
         "bos_token_id": facts.bos_token_id,
         "eos_token_id": facts.eos_token_id,
         "torch_dtype": dtype,
@@ -165,13 +166,19 @@ def _nested(
 
 
 def _proposal(facts: DrafterFacts) -> dict[str, Any]:
+    """Return what is drafted for whom; speculators (0.9.0) loads no file that does not name its target."""
+    if (kept := facts.speculators_config) is not None:
+        verifier = kept.get("verifier") or {}
+        if verifier.get("name_or_path") or facts.target_name is None:
+            return kept
+        return {**kept, "verifier": {**verifier, "name_or_path": facts.target_name}}
     method = {"proposal_type": "greedy", "speculative_tokens": DRAFT_TOKENS, "verifier_accept_k": 1}
     return {
         "algorithm": "eagle3",
         "default_proposal_method": "greedy",
         "proposal_methods": [{**method, "accept_tolerance": 0.0}],
         "verifier": {
-            "name_or_path": None,
+            "name_or_path": facts.target_name,
             "architectures": [facts.target_class] if facts.target_class else [],
         },
     }

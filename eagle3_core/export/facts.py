@@ -55,6 +55,7 @@ class DrafterFacts(Section):
     target_class: str | None = None
     target_layers: int | None = None
     target_sha256: str | None = None
+    target_name: str | None = None
     speculators_config: dict[str, Any] | None = None
     assumed: dict[str, float] = Field(default_factory=dict, description="What the config lacks, by LLAMA_DEFAULTS.")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from eagle3_core.errors import ExportError
-from eagle3_core.export.configs import write_config
+from eagle3_core.export.configs import PROPOSAL, write_config
 from eagle3_core.export.dialects import BLOCK, Dialect, Naming, understand
 from eagle3_core.export.facts import DrafterFacts
 from eagle3_core.export.names import EMBEDDING, FC_NORMS, HEAD, INPUT_NORM, MAPS
@@ -83,6 +83,9 @@ def make_plan(source: Source, to: Dialect, told: str | None, target: TargetFacts
     config = write_config(facts, to, dtype, where)
     notes += [f"{name} is {value}: the config has none, and transformers takes this for llama"
               for name, value in facts.assumed.items()]  # fmt: skip
+    if to.config == "nested" and not (config[PROPOSAL].get("verifier") or {}).get("name_or_path"):
+        notes.append(f"{PROPOSAL}.verifier.name_or_path is none: speculators and vLLM look for the target there; give "
+                     "--target")  # fmt: skip
     if facts.tied:
         notes.append("tie_word_embeddings is false now: the head is a tensor of its own")
     return Plan(
@@ -116,6 +119,7 @@ def with_target(facts: DrafterFacts, to: Dialect, target: TargetFacts, where: st
         "target_class": model_class or facts.target_class,
         "target_layers": layers or facts.target_layers,
         "target_sha256": sha256,
+        "target_name": target.where,
         "max_position_embeddings": int(text.get("max_position_embeddings") or facts.max_position_embeddings),
         "bos_token_id": text.get("bos_token_id", facts.bos_token_id),
         "eos_token_id": text.get("eos_token_id", facts.eos_token_id),

@@ -117,12 +117,33 @@ def test_the_nested_config_is_what_vllm_reads(tmp_path):
     assert config["norm_before_residual"] is False
     assert config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 6]
     assert config["transformer_layer_config"]["hidden_size"] == tiny.D
-    assert config["speculators_config"]["verifier"]["architectures"] == ["LlamaForCausalLM"]
+    assert config["speculators_config"]["verifier"] == {
+        "name_or_path": "the target",
+        "architectures": ["LlamaForCausalLM"],
+    }
 
 
 def test_a_proposal_of_the_source_is_kept(tmp_path):
-    proposal = {"algorithm": "eagle3", "proposal_methods": [{"speculative_tokens": 3}]}
+    proposal = {
+        "algorithm": "eagle3",
+        "proposal_methods": [{"speculative_tokens": 3}],
+        "verifier": {"name_or_path": "t"},
+    }
     assert made(tmp_path, "speculators", "speculators", speculators_config=proposal)["speculators_config"] == proposal
+
+
+def test_the_target_is_named_where_speculators_looks_for_it_and_its_absence_is_said(tmp_path):
+    """speculators 0.9.0 opens verifier.name_or_path whenever it loads a file, and fails where it is null."""
+    unnamed = {"algorithm": "eagle3", "verifier": {"name_or_path": None, "architectures": ["X"]}}
+    source = tiny.write(tmp_path / "in", "speculators", speculators_config=unnamed)
+    named = remap(source, tmp_path / "named", "speculators", target=tiny.target())
+    assert tiny.read_config(named.out)["speculators_config"]["verifier"] == {
+        "name_or_path": "the target", "architectures": ["X"],
+    }  # fmt: skip
+    assert named.plan.notes == ()
+    kept = remap(source, tmp_path / "kept", "speculators")
+    assert tiny.read_config(kept.out)["speculators_config"] == unnamed
+    assert "give --target" in kept.plan.notes[0]
 
 
 LLAMA, DEEPSEEK, GPT_OSS = "LlamaForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"
