@@ -73,9 +73,11 @@ def record(
     samples: ShardSamples,
     directory: Path,
     max_bad: float,
-    on_tokens: Callable[[int], None],
+    on_tokens: Callable[[int, int], None],
 ) -> None:
     """Write features.safetensors and index.json of one shard into `directory`.
+
+    `on_tokens` hears after every sample how many tokens were captured, and of how many the states are on the disk.
 
     Raises:
         CaptureMismatchError: ids, rows or order differ, more samples than a share of `max_bad` (at least one, unless it
@@ -94,7 +96,7 @@ def record(
                 writer.append(ids, samples.supervised[sample], *states)
                 _check_budget(writer.not_finite, shard, plan.dtype, max_bad)
                 written += len(ids)
-                on_tokens(written)
+                on_tokens(written, writer.on_disk)
             elif first is None:
                 first = got
             else:

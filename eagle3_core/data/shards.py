@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,8 +34,8 @@ INDEX = "index.json"
 SCHEMA: Literal["eagle3/shard-index/2"] = "eagle3/shard-index/2"
 
 _WRITERS = min(4, os.cpu_count() or 1)
-_WAITING_BYTES = 1 << 28
-"""States that may wait for their turn to be written; whoever captures waits then."""
+WAITING_BYTES = 1 << 28
+"""States of a shard that may wait for their turn to be written; whoever captures waits then."""
 
 
 class ShardIndex(Section):
@@ -79,6 +80,7 @@ class ShardWriter:
     computes. What they write does not depend on their order.
 
     Attributes:
+        on_disk: tokens of the samples that are written; those of others wait in memory, up to WAITING_BYTES of states.
         not_finite: which of the samples that are on the disk have a value that is not finite in the shard's precision.
             Zeros are stored for them and no token is supervised, so that nothing is learnt from them.
     """
@@ -91,7 +93,8 @@ class ShardWriter:
         self._checksums: list[dict[str, str]] = []
         self._pool = ThreadPoolExecutor(_WRITERS, thread_name_prefix="shard-writer")
         self._pending: deque[tuple[int, Future[tuple[bool, dict[str, str]]]]] = deque()
-        self._waiting = 0
+        self._waiting = self.on_disk = 0
+        self._counting = threading.Lock()
         self.not_finite: list[int] = []
 
     def append(self, input_ids: Sequence[int], supervised: int, aux: torch.Tensor, last: torch.Tensor) -> None:
@@ -119,11 +122,10 @@ class ShardWriter:
             self._rows[name] += rows
             if self._rows[name] > shape[0]:
                 raise CaptureMismatchError(f"shard: expected {shape[0]} rows of {name}, found more; recapture")
-        self._pending.append(
-            (aux.nbytes + last.nbytes, self._pool.submit(self._store, offsets, input_ids, supervised, aux, last))
-        )
-        self._waiting += aux.nbytes + last.nbytes
-        self._wait(_WAITING_BYTES)
+        size = aux.nbytes + last.nbytes
+        self._pending.append((size, self._pool.submit(self._store, offsets, input_ids, supervised, aux, last)))
+        self._waiting += size
+        self._wait(WAITING_BYTES)
 
     def checksums(self) -> dict[str, tuple[str, ...]]:
         """Wait for all samples; return the xxh3 of each one's rows of every tensor: the disk must return the same."""
@@ -182,6 +184,8 @@ class ShardWriter:
             data = bytes_of(values)
             sums[name] = xxhash.xxh3_64_hexdigest(data)
             write_at(self._file.fileno(), data, offsets[name])
+        with self._counting:
+            self.on_disk += len(input_ids)
         return finite, sums
 
     def _encoded(self, name: str, scales_name: str, states: torch.Tensor, layers: int) -> dict[str, torch.Tensor]:

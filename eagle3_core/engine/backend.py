@@ -15,7 +15,8 @@ from pathlib import Path
 from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import ShardPlan
-from eagle3_core.engine import fingerprint
+from eagle3_core.engine import fingerprint, processes, spool
+from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.layers import PART_OF_THE_OUTPUT
 from eagle3_core.engine.platform import resolve_device
 from eagle3_core.engine.spool import CapturedSample
@@ -68,6 +69,14 @@ def _transformers_fingerprint() -> str:
     return digest.hexdigest()
 
 
+def spool_on_disk(run: RunConfig, plan: ShardPlan, target: Path) -> int:
+    """Return what states on their way may take of the disk: nothing where memory has room for them."""
+    if run.capture.backend == "transformers":
+        return 0
+    need = spool.most_bytes(_launch(run, plan, target).prefill_bytes)
+    return 0 if spool.has_room(processes.MEMORY, need) else need
+
+
 @contextlib.contextmanager
 def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[Capture]:
     """Start the engine of a plan, yield what captures samples, and stop it when the block ends."""
@@ -84,13 +93,15 @@ def capturing(context: StageContext, plan: ShardPlan, target: Path) -> Iterator[
             target, plan.target_dtype, plan.aux_layers, resolve_device(run.serving.device)
         ).capture
         return
-    from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
 
     # The rows of a sample are few; more threads would only take the engine's cores.
     torch.set_num_threads(1)
-    launch = LaunchPlan.capture(
+    with SglangServer.of_stage(_launch(run, plan, target), context) as server, server.client() as client:
+        yield client.capture
+
+
+def _launch(run: RunConfig, plan: ShardPlan, target: Path) -> LaunchPlan:
+    return LaunchPlan.capture(
         target, plan.target_dtype, run.serving, plan.aux_layers, plan.max_sample_tokens, plan.prefill_tokens
     )
-    with SglangServer.of_stage(launch, context) as server, server.client() as client:
-        yield client.capture

@@ -16,17 +16,13 @@ import httpx
 from eagle3_core.engine import spool as spooled
 from eagle3_core.engine.owed import Owed
 from eagle3_core.engine.prefills import SentPrefill, prefills
-from eagle3_core.engine.spool import CapturedSample
+from eagle3_core.engine.spool import AHEAD, CapturedSample
 from eagle3_core.errors import CaptureMismatchError, EngineArgsError, EngineError, EngineUnreachableError
 
 T = TypeVar("T")
 
 _RETRIES = 3
 _DEATH_NOTICE_S = 3.0
-CALLERS = 3
-"""Who may capture at once."""
-AHEAD = 4
-"""Prefills sent and not yet taken by each of them."""
 
 
 @dataclass(frozen=True)

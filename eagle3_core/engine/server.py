@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import uuid
@@ -20,11 +18,12 @@ import httpx
 
 from eagle3_core.engine import gpus, processes
 from eagle3_core.engine import log as server_log
-from eagle3_core.engine.client import AHEAD, CALLERS, CaptureSettings, EngineClient, Sampling
+from eagle3_core.engine.client import CaptureSettings, EngineClient, Sampling
 from eagle3_core.engine.effective import compare_effective
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.owed import Owed
 from eagle3_core.engine.shipping import ShippedLog
+from eagle3_core.engine.spool import make_spool, most_bytes
 from eagle3_core.engine.startup import StartWatch
 from eagle3_core.errors import EngineDiedError, EngineError
 
@@ -36,19 +35,6 @@ _GRACE_S = {"cuda": 10.0, "cpu": 0.5}
 _WATCH_S = 0.25
 _BUSY = 0.2
 """Share of a core from which on a server computes; an idle one was seen to use 0.01, at most 0.04."""
-_SPOOL = "eagle3-spool-"
-
-
-def make_spool(memory: Path, disk: Path, need_bytes: int) -> Path:
-    """Return a fresh spool, in memory where there is room, else on disk; remove those of killed processes first."""
-    disk.mkdir(parents=True, exist_ok=True)
-    for left in [*memory.glob(f"{_SPOOL}*"), *disk.glob(f"{_SPOOL}*")]:
-        owner = left.name.removeprefix(_SPOOL).split("-")[0]
-        if owner.isdigit() and not processes.alive(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
-    room = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > need_bytes
-    base = memory if room else disk
-    return Path(tempfile.mkdtemp(prefix=f"{_SPOOL}{os.getpid()}-", dir=base))
 
 
 class SglangServer:
@@ -168,9 +154,7 @@ class SglangServer:
         self._port = processes.free_port()
         processes.free_shared_memory(processes.MEMORY)
         if self.plan.mode == "capture":
-            # The canary keeps its prefill in memory beside those sent ahead.
-            room = CALLERS * (AHEAD + 1) * self.plan.prefill_bytes
-            self._spool = make_spool(processes.MEMORY, self.log.parent, room)
+            self._spool = make_spool(processes.MEMORY, self.log.parent, most_bytes(self.plan.prefill_bytes))
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
         self.log.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,9 @@ states belong to its samples.
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagle3_core.data.encoding import bytes_of
+from eagle3_core.data.shards import WAITING_BYTES
+from eagle3_core.engine import processes
 from eagle3_core.errors import CaptureMismatchError
 from eagle3_core.storage.tensors import KINDS, make_header, write_at
 
@@ -24,6 +29,12 @@ if TYPE_CHECKING:
 
 _PREFIX = "eagle3"
 _POLL_S = 0.0005
+_NAME = "eagle3-spool-"
+
+CALLERS = 3
+"""Who may capture at once."""
+AHEAD = 4
+"""Prefills sent and not yet taken by each of them."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +81,32 @@ def new_group(lengths: Sequence[int]) -> list[Member]:
     """Return a fresh group of samples of these lengths."""
     group = uuid.uuid4().hex
     return [Member(group, position, len(lengths), tokens) for position, tokens in enumerate(lengths)]
+
+
+# ----------------------------------------------------------------------------------------------------- where it stands
+def most_bytes(prefill_bytes: int) -> int:
+    """Return the most that a spool holds of prefills of that size.
+
+    A file goes when the last of its rows does: of each caller, beside the prefills that were sent ahead and what waits
+    for its turn to be written to a shard, the one of the canary and the one that is written from.
+    """
+    return CALLERS * ((AHEAD + 2) * prefill_bytes + WAITING_BYTES)
+
+
+def has_room(memory: Path, need_bytes: int) -> bool:
+    """Whether a spool of that size can be in memory."""
+    return memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > need_bytes
+
+
+def make_spool(memory: Path, disk: Path, need_bytes: int) -> Path:
+    """Return a fresh spool, in memory where there is room, else on disk; remove those of killed processes first."""
+    disk.mkdir(parents=True, exist_ok=True)
+    for left in [*memory.glob(f"{_NAME}*"), *disk.glob(f"{_NAME}*")]:
+        owner = left.name.removeprefix(_NAME).split("-")[0]
+        if owner.isdigit() and not processes.alive(int(owner)):
+            shutil.rmtree(left, ignore_errors=True)
+    base = memory if has_room(memory, need_bytes) else disk
+    return Path(tempfile.mkdtemp(prefix=f"{_NAME}{os.getpid()}-", dir=base))
 
 
 # ------------------------------------------------------------------------------------------------ the scheduler's side

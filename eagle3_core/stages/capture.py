@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.context import StageContext
 from eagle3_core.data.plan import PlannedShard, ShardPlan, read_plan
+from eagle3_core.data.room import Free, GiveWayError, Room
 from eagle3_core.errors import Eagle3Error, EngineVersionError, StorageFullError
 from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 
@@ -55,25 +56,27 @@ def run(context: StageContext) -> Ref:
 
 
 def _capture(context: StageContext, plan: ShardPlan) -> Ref:
-    from eagle3_core.engine.backend import capturing
-    from eagle3_core.engine.client import CALLERS
+    from eagle3_core.engine.backend import capturing, spool_on_disk
+    from eagle3_core.engine.spool import CALLERS
     from eagle3_core.identity import require_target
 
     assert context.index is not None
     shard = plan.shards[context.index]
     _check_engine(context, plan)
-    _check_space(context, plan.bytes_of(shard))
     shutil.rmtree(_out(context), ignore_errors=True)
     target = require_target(context.run, plan.target)
+    reserve, on_their_way = context.run.capture.reserve_bytes, spool_on_disk(context.run, plan, target)
+    room = Room(lambda: _free(context), reserve, on_their_way)
+    room.enter(shard.index, plan.bytes_of(shard))
     stopped: Eagle3Error | None = None
     with capturing(context, plan, target) as capture, ThreadPoolExecutor(CALLERS, thread_name_prefix="shard") as pool:
-        tally = _Tally(context, plan)
+        tally = _Tally(context, plan, room)
         _record(context, shard, capture, tally)
         # A shard goes to the disk while the engine computes others.
         own = pool.submit(_commit, context, plan, shard)
+        own.add_done_callback(lambda _: room.leave(shard.index))
         try:
-            with full_disk_is_typed(context.work):
-                _go_on(context, capture, tally, pool, own)
+            _go_on(context, capture, tally, pool, own)
         except Eagle3Error as error:
             stopped = error
     if stopped is not None:
@@ -86,9 +89,9 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
 class _Tally:
     """Tokens of the shards that this task records, several at once; `plan` has all that it may come to."""
 
-    def __init__(self, context: StageContext, plan: ShardPlan) -> None:
-        self.plan, self._context = plan, context
-        self._lock, self._done, self._shards = threading.Lock(), dict[int, int](), 0
+    def __init__(self, context: StageContext, plan: ShardPlan, room: Room) -> None:
+        self.plan, self.room, self._context = plan, room, context
+        self._lock, self._done = threading.Lock(), dict[int, int]()
         self._total = sum(shard.tokens for shard in plan.shards)
 
     def leave_out(self, shard: PlannedShard) -> None:
@@ -96,17 +99,24 @@ class _Tally:
         with self._lock:
             self._total -= shard.tokens
 
-    def of(self, shard: PlannedShard) -> Callable[[int], None]:
+    def put_off(self, shard: PlannedShard, why: str) -> None:
+        """Count a shard that is captured anew later from its beginning."""
+        with self._lock:
+            self._done.pop(shard.index, None)
+            self._context.progress.phase(f"fewer shards at once: {why}")
+
+    def of(self, shard: PlannedShard) -> Callable[[int, int], None]:
         """Return what is called after every sample: report, and stop before the root has less than its reserve."""
 
-        def report(done: int) -> None:
+        def report(done: int, on_disk: int) -> None:
             with self._lock:
                 self._done[shard.index] = done
-                self._shards += done == shard.tokens
-                self._context.progress.update(sum(self._done.values()), self._total, "tokens", shards=self._shards)
-            if done < shard.tokens:
-                rest = self.plan.bytes_of(shard) * (shard.tokens - done) // shard.tokens
-                _check_space(self._context, rest)
+                whole = sum(tokens == self.plan.shards[index].tokens for index, tokens in self._done.items())
+                self._context.progress.update(sum(self._done.values()), self._total, "tokens", shards=whole)
+            if done == shard.tokens:
+                self.room.written(shard.index)
+            else:
+                self.room.keep(shard.index, self.plan.bytes_of(shard) * (shard.tokens - on_disk) // shard.tokens)
 
         return report
 
@@ -127,14 +137,18 @@ def _record(context: StageContext, shard: PlannedShard, capture: Capture, tally:
 
 
 def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
-    return commit(
+    staged = _out(context) / f"{shard.index:05d}"
+    ref = commit(
         context.store,
         shard.key,
-        _out(context) / f"{shard.index:05d}",
+        staged,
         Kind.SHARD,
         facts={"engine": plan.engine},
         ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens},
     )
+    # A bucket has a copy of it, which is all that is needed; others want the room.
+    shutil.rmtree(staged, ignore_errors=True)
+    return ref
 
 
 def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadPoolExecutor, own: Future[Ref]) -> None:
@@ -147,17 +161,10 @@ def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadP
     failed = threading.Event()
 
     def attempt(shard: PlannedShard) -> None:
-        if failed.is_set() or (own.done() and own.exception() is not None):
-            return
         try:
-            if find_sound(context.store, shard.key) is None:
-                with context.store.claim(shard.key) as ours:
-                    if ours and find_sound(context.store, shard.key) is None:
-                        _check_space(context, tally.plan.bytes_of(shard))
-                        _record(context, shard, capture, tally)
-                        _commit(context, tally.plan, shard)
-                        return
-            tally.leave_out(shard)
+            over = False
+            while not over and not failed.is_set() and not (own.done() and own.exception() is not None):
+                over = _in_room(context, shard, capture, tally)
         except BaseException:
             failed.set()
             raise
@@ -166,6 +173,38 @@ def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadP
     shards = [*tally.plan.shards[behind:], *tally.plan.shards[: context.index]]
     for done in [pool.submit(attempt, shard) for shard in shards]:
         done.result()
+
+
+def _in_room(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> bool:
+    """Capture a shard once there is room for it; tell whether that is over, for us or for somebody else.
+
+    It is not where the shard gave way to older ones: there may be room again when they are finished.
+
+    Raises:
+        StorageFullError: it is alone, and there is no room.
+    """
+    room = tally.room
+    if find_sound(context.store, shard.key) is not None:
+        tally.leave_out(shard)
+        return True
+    room.enter(shard.index, tally.plan.bytes_of(shard))
+    try:
+        with context.store.claim(shard.key) as ours, full_disk_is_typed(context.work):
+            if not ours or find_sound(context.store, shard.key) is not None:
+                tally.leave_out(shard)
+                return True
+            _record(context, shard, capture, tally)
+            _commit(context, tally.plan, shard)
+            return True
+    except (GiveWayError, StorageFullError) as error:
+        if isinstance(error, StorageFullError) and not room.fewer(shard.index):
+            raise
+        tally.put_off(shard, str(error))
+        return False
+    finally:
+        # Nothing of it is of use to anyone now, and others want the room.
+        shutil.rmtree(_out(context) / f"{shard.index:05d}", ignore_errors=True)
+        room.leave(shard.index)
 
 
 def _check_engine(context: StageContext, plan: ShardPlan) -> None:
@@ -182,16 +221,9 @@ def _check_engine(context: StageContext, plan: ShardPlan) -> None:
         )
 
 
-def _check_space(context: StageContext, need: int) -> None:
-    """Refuse to write `need` bytes more where less than the reserve would be left.
-
-    A bucket has no such limit, but its shards are written to this machine's disk first.
-    """
-    free, reserve, where = context.store.free_bytes(), context.run.capture.reserve_bytes, context.store.root
-    if free is None:
-        free, where = shutil.disk_usage(context.work).free, str(context.work)
-    if free < need + reserve:
-        raise StorageFullError(
-            f"{where}: expected {need:,} bytes for the rest of a shard plus a reserve of {reserve:,}, found {free:,} "
-            "free; free space and resume: committed shards are kept"
-        )
+def _free(context: StageContext) -> Free:
+    """Return what may be written: a bucket has no limit, but its shards are written to this machine's disk first."""
+    free = context.store.free_bytes()
+    if free is not None:
+        return Free(free, context.store.root)
+    return Free(shutil.disk_usage(context.work).free, str(context.work))

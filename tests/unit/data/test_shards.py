@@ -1,5 +1,7 @@
 """A shard has the rows that were planned: not one more, not one less."""
 
+import threading
+
 import pytest
 import torch
 
@@ -24,3 +26,15 @@ def test_other_rows_than_planned_are_refused(tmp_path, planned, said):
     write(tmp_path / "whole", 10, 4, 6)
     with pytest.raises(CaptureMismatchError, match=f"{said}; recapture"):
         write(tmp_path / "other", planned, 4, 6)
+
+
+def test_what_waits_for_its_turn_is_not_on_the_disk(tmp_path, monkeypatch):
+    go_on, real = threading.Event(), ShardWriter._store
+    monkeypatch.setattr(ShardWriter, "_store", lambda *sample: go_on.wait(60) and real(*sample))
+    with ShardWriter(tmp_path / "shard", ENCODING, 10, 10) as writer:
+        for length in (4, 6):
+            writer.append([1] * length, 1, torch.zeros(length, 12), torch.zeros(length, 4))
+        assert writer.on_disk == 0
+        go_on.set()
+        writer.checksums()
+        assert writer.on_disk == 10

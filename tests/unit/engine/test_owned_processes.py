@@ -8,8 +8,9 @@ import sys
 import time
 import uuid
 
+from eagle3_core.data.shards import WAITING_BYTES
 from eagle3_core.engine import processes
-from eagle3_core.engine.server import make_spool
+from eagle3_core.engine.spool import CALLERS, make_spool, most_bytes
 
 SLEEP = "import time; time.sleep(600)"
 
@@ -93,3 +94,6 @@ def test_a_spool_is_on_disk_where_memory_has_no_room_for_what_may_wait_in_it(tmp
     memory.mkdir()
     assert make_spool(memory, disk, 0).parent == memory
     assert make_spool(memory, disk, 1 << 60).parent == disk
+    # What waits for the writers of shards holds its files in the spool.
+    assert most_bytes(0) == CALLERS * WAITING_BYTES
+    assert most_bytes(10) > most_bytes(0)

@@ -1,8 +1,12 @@
 """A disk that fills up while states are captured: one clear line at once, nothing half-written, and on it goes."""
 
+import contextlib
 import errno
+import re
 import shutil
 import subprocess
+import threading
+import uuid
 from collections import namedtuple
 from pathlib import Path
 
@@ -10,8 +14,9 @@ import pytest
 
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.plan import read_plan
-from eagle3_core.data.shards import ShardWriter
-from eagle3_core.engine.client import CALLERS
+from eagle3_core.data.room import Room
+from eagle3_core.data.shards import WAITING_BYTES, ShardWriter
+from eagle3_core.engine.spool import CALLERS
 from eagle3_core.errors import EXIT_CODES, Remedy, StorageFullError, StoreUnreachableError
 from eagle3_core.repair import inspect
 from eagle3_core.stages import capture
@@ -75,7 +80,8 @@ def test_a_disk_that_fills_while_working_ahead_fails_no_task_and_leaves_nothing(
 
     monkeypatch.setattr(ShardWriter, "append", append)
     planned.run("capture", 0)
-    assert own + 3 <= len(calls) <= own + 2 + CALLERS  # each of those who work meets it at most once
+    # Each of those who work meets it, and those who try again with fewer at once.
+    assert own + 3 <= len(calls) <= own + 2 + 3 * CALLERS
     assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count("ok") == 1
     assert left_over(planned) == []
 
@@ -129,7 +135,29 @@ def test_the_disk_under_a_buckets_spool_counts_too(planned, monkeypatch):
     monkeypatch.setattr(LocalStore, "free_bytes", lambda self: None)
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(0, 0, 5000))
-    with pytest.raises(StorageFullError, match=r"jobs/capture-0/work: expected [\d,]+ bytes for the rest of a shard"):
+    with pytest.raises(
+        StorageFullError, match=r"jobs/capture-0/work: expected [\d,]+ bytes for the rest of a shard"
+    ) as caught:
+        planned.run("capture", 0)
+    # Memory has no room either: the spool is there too, and with it what waits for the writers of three shards.
+    waiting = int(re.search(r"shard, ([\d,]+) for states on their way", str(caught.value))[1].replace(",", ""))
+    assert waiting > CALLERS * WAITING_BYTES
+
+
+def test_a_shard_counts_until_its_states_are_on_the_disk(planned, engine, monkeypatch):
+    """The last sample but one is captured, none is written: there has to be room for all of them."""
+    planned.store = store = QuotaStore(planned.tmp_path / "root")
+    go_on, real = threading.Event(), ShardWriter._store
+    monkeypatch.setattr(ShardWriter, "_store", lambda *sample: go_on.wait(60) and real(*sample))
+    samples = len(read_plan(load(store, planned.refs[Kind.SHARD_PLAN])).shards[0].sample_ids)
+
+    def others_write(number, aux, last):
+        store.free = shard_bytes(planned, 0) - 1 if number == samples else store.free
+        return aux, last
+
+    engine.disturb = others_write
+    threading.Timer(5, go_on.set).start()
+    with pytest.raises(StorageFullError, match=f"expected {shard_bytes(planned, 0):,} bytes for the rest of a shard"):
         planned.run("capture", 0)
 
 
@@ -152,6 +180,97 @@ def test_the_preflight_asks_for_no_room_for_what_is_captured_already(sealed, mon
         preflight._space(sealed.config, store)
 
 
+class Bucket(LocalStore):
+    """Stands where a bucket stands: no disk of its own, and what is put there is copied."""
+
+    def free_bytes(self):
+        return None
+
+    def put_file(self, source, key, sha256):
+        copy = Path(self.root) / f"{uuid.uuid4().hex}.upload"
+        shutil.copyfile(source, copy)
+        super().put_file(copy, key, sha256)
+
+
+@contextlib.contextmanager
+def mounted(directory, size):
+    """Mount a disk of `size` bytes while the block runs."""
+    directory.mkdir(exist_ok=True)
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], check=False)
+    if done.returncode:
+        pytest.skip("nothing can be mounted here")
+    try:
+        yield directory
+    finally:
+        subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+@pytest.fixture
+def three_at_once(monkeypatch):
+    """Let the first three shards that are worked ahead on begin together; return the index of each that began."""
+    real, gate, began = capture._record, threading.Barrier(CALLERS), list[int]()
+
+    def record(context, shard, *arguments):
+        if shard.index != context.index:
+            began.append(shard.index)
+            if len(began) <= CALLERS:
+                gate.wait(60)
+        return real(context, shard, *arguments)
+
+    monkeypatch.setattr(capture, "_record", record)
+    return began
+
+
+def sound(flow):
+    """Return how many shards are committed, each of them with every byte."""
+    findings = inspect(flow.store, flow.refs[Kind.SHARD_PLAN])
+    assert {finding.state for finding in findings} <= {"ok", "missing"}
+    return [finding.state for finding in findings].count("ok")
+
+
+def test_where_others_fill_the_disk_the_oldest_of_three_shards_is_finished(planned, engine, three_at_once, monkeypatch):
+    monkeypatch.setattr("eagle3_core.data.shards.WAITING_BYTES", 0)  # what is captured is written: the room is small
+    one = max(shard_bytes(planned, index) for index in range(5)) + 4 * 4096
+    writing, written, abreast = threading.Lock(), [], threading.Barrier(CALLERS)
+    with mounted(planned.tmp_path / "small", 16 * one) as disk:
+        shutil.copytree(planned.store.root, disk / "root")
+        planned.store, planned.tmp_path = LocalStore(disk / "root"), disk
+
+        def others_write(number, aux, last):
+            with writing:
+                if len(three_at_once) == CALLERS and not written:
+                    written.append(number)
+                    (disk / "ballast").write_bytes(bytes(shutil.disk_usage(disk).free - one))
+            if written:
+                with contextlib.suppress(threading.BrokenBarrierError):
+                    abreast.wait(5)  # until one of them stops
+            return aux, last
+
+        engine.disturb = others_write
+        planned.run("capture", 0)
+        states = [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])]
+        assert [states[index] for index in three_at_once[:CALLERS]].count("ok") == 1
+        assert sound(planned) in (2, 3)  # its own, this one, and perhaps the last, which is small
+        assert left_over(planned) == []
+        (disk / "ballast").unlink()
+        planned.capture_all()
+        assert planned.run("seal").facts["shards"] == 5
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_shards_that_have_no_room_at_once_are_captured_one_after_the_other(planned, request, monkeypatch, told):
+    """On a bucket's machine the room of one is free again when it is uploaded; `told`: whether figures say what is."""
+    planned.store = Bucket(Path(planned.store.root))
+    if not told:
+        monkeypatch.setattr(Room, "_fits", lambda *_: True)
+        request.getfixturevalue("three_at_once")
+    largest = max(shard_bytes(planned, index) for index in range(5))
+    with mounted(planned.tmp_path / "jobs", largest + 4 * 4096):
+        planned.run("capture", 0)
+        assert sound(planned) == 5
+        assert left_over(planned) == []
+
+
 @pytest.fixture
 def small_disk(planned):
     """Mount 64 KiB where jobs work, all but one page of a shard of it taken; None where nothing can be mounted."""
@@ -169,10 +288,10 @@ def test_a_write_that_fails_fails_the_shard_at_once_and_it_is_captured_once_ther
     planned, engine, small_disk, monkeypatch
 ):
     shard = read_plan(load(planned.store, planned.refs[Kind.SHARD_PLAN])).shards[0]
-    monkeypatch.setattr("eagle3_core.data.shards._WAITING_BYTES", 0)  # this engine computes nothing
+    monkeypatch.setattr("eagle3_core.data.shards.WAITING_BYTES", 0)  # this engine computes nothing
     with monkeypatch.context() as patched:
         # The figures said that there is room: the disk says otherwise.
-        patched.setattr("eagle3_core.stages.capture._check_space", lambda *_: None)
+        patched.setattr("eagle3_core.data.room.Room._fits", lambda *_: True)
         if small_disk is None:
             simulate_a_full_disk(patched)
         with pytest.raises(StorageFullError, match=r"no space left writing .*; free space there and resume"):

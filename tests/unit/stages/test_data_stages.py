@@ -403,7 +403,7 @@ def test_a_sample_whose_states_are_not_finite_is_kept_apart_and_teaches_nothing(
 
 @pytest.mark.parametrize(("share", "allowed"), [(0.0, 0), (0.001, 1)])
 def test_more_samples_that_are_not_finite_than_allowed_fail_the_shard(planned, engine, monkeypatch, share, allowed):
-    monkeypatch.setattr("eagle3_core.data.shards._WAITING_BYTES", 0)
+    monkeypatch.setattr("eagle3_core.data.shards.WAITING_BYTES", 0)
     planned.config = changed(planned.config, "capture", max_bad_samples=share)
     spoil(engine)
     with pytest.raises(

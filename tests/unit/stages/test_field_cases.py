@@ -135,7 +135,7 @@ def test_e8_a_run_that_goes_on_with_other_settings_mixes_in_no_state_of_before(
     planned, engine, section, values, same_states, monkeypatch
 ):
     """Half of the shards are there; whatever is changed, a feature set holds what its own plan asks for, no more."""
-    monkeypatch.setattr("eagle3_core.engine.client.CALLERS", 1)
+    monkeypatch.setattr("eagle3_core.engine.spool.CALLERS", 1)
     engine.fail_after = 30
     planned.run("capture", 0)
     engine.fail_after = None
