@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,16 +14,21 @@ FILE = "progress.json"
 
 
 class Progress:
-    """Counts units done; writes `progress.json` at most once a second and logs at most every ten."""
+    """Counts units done; writes `progress.json` at most once a second and logs at most every ten. Safe for threads."""
 
     def __init__(self, stage: str, directory: Path | None) -> None:
         """Report for `stage` into `directory`, or to the log alone."""
         self._stage, self._directory = stage, directory
         self._started = self._written = self._logged = 0.0
         self._first = self._done = 0.0
+        self._lock = threading.Lock()
 
     def update(self, done: float, total: float | None, unit: str, **detail: float | int | str | None) -> None:
         """Report that `done` of `total` units are done; `detail` holds loss, rates and the like."""
+        with self._lock:
+            self._update(done, total, unit, detail)
+
+    def _update(self, done: float, total: float | None, unit: str, detail: Mapping[str, Any]) -> None:
         now = time.monotonic()
         # A challenge counts from the beginning again with its next server.
         if not self._started or done < self._done:
@@ -33,10 +39,7 @@ class Progress:
             return
         state = self._state(now, done, total, unit, detail)
         self._written = now
-        if self._directory is not None:
-            temp = self._directory / f".{FILE}.tmp"
-            temp.write_text(json.dumps(state), encoding="utf-8")
-            temp.replace(self._directory / FILE)
+        self._write(state)
         if now - self._logged >= 10.0 or finished:
             self._logged = now
             print(describe(state), flush=True)
@@ -53,10 +56,13 @@ class Progress:
 
     def phase(self, text: str) -> None:
         """Report a phase that has no count, such as an engine start."""
-        self._started = 0.0
-        print(f"{self._stage}: {text}", flush=True)
+        with self._lock:
+            self._started = 0.0
+            print(f"{self._stage}: {text}", flush=True)
+            self._write({"stage": self._stage, "phase": text, "at": time.time(), "detail": {}})
+
+    def _write(self, state: Mapping[str, Any]) -> None:
         if self._directory is not None:
-            state = {"stage": self._stage, "phase": text, "at": time.time(), "detail": {}}
             temp = self._directory / f".{FILE}.tmp"
             temp.write_text(json.dumps(state), encoding="utf-8")
             temp.replace(self._directory / FILE)

@@ -6,10 +6,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from eagle3_core.errors import Eagle3Error, StorageFullError
+from eagle3_core.errors import StorageFullError
 
 
-class GiveWayError(Eagle3Error):
+class GiveWayError(Exception):
     """A shard that was begun before has to have the room; there may be some again once it is finished."""
 
 

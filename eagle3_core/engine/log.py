@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -17,6 +18,35 @@ _NOISE = re.compile(r"^\s*$|^\s+|^Traceback|^\s*File |^During handling|SIGQUIT|S
 _LONGEST = 600
 _OUT_OF_MEMORY = re.compile(r"out of memory|OutOfMemoryError|CUDA error: out of memory", re.IGNORECASE)
 _TOO_LITTLE_LEFT = re.compile(r"Not enough memory.*mem-fraction-static", re.IGNORECASE)
+
+
+class OpenLog:
+    """A log that one start appends to, held open: what is written there is known even where the file was removed."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it, made if absent; what earlier starts wrote is skipped."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = path
+        self._file = path.open("a+b", buffering=0)
+        self._from = self.size
+
+    @property
+    def size(self) -> int:
+        """Return how long it is, in bytes."""
+        return os.fstat(self._file.fileno()).st_size
+
+    @property
+    def removed(self) -> bool:
+        """Whether no directory names it any more."""
+        return os.fstat(self._file.fileno()).st_nlink == 0
+
+    def text(self) -> str:
+        """Return what this start has written so far."""
+        return os.pread(self._file.fileno(), self.size - self._from, self._from).decode(errors="replace")
+
+    def close(self) -> None:
+        """Let it go."""
+        self._file.close()
 
 
 def phases(text: str) -> list[str]:

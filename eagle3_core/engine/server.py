@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -72,6 +74,7 @@ class SglangServer:
         self._died: str | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
+        self._held = contextlib.ExitStack()
 
     @classmethod
     def of_stage(cls, plan: LaunchPlan, context: StageContext) -> Self:
@@ -135,7 +138,9 @@ class SglangServer:
             self._shipped.start()
         try:
             self._require_gpus()
-            watch = StartWatch(self.log, self._mark, self._silence_s, self._on_phase)
+            opened = server_log.OpenLog(self.log)
+            self._held.callback(opened.close)
+            watch = StartWatch(opened, self._mark, self._silence_s, self._on_phase)
             self._start()
             self._wait_until_it_generates(watch)
             self._read_back()
@@ -145,7 +150,7 @@ class SglangServer:
         self._segments = processes.shared_memory(self.pids, f"{processes.MEMORY}/{processes.LOADS}")
         self._note = processes.note_shared_memory(processes.MEMORY, self._segments)
         self.ready_s = time.monotonic() - started
-        self._watcher = threading.Thread(target=self._watch, args=(self.pids,), name="engine-watch", daemon=True)
+        self._watcher = threading.Thread(target=self._watch, args=(self.pids, opened), name="engine-watch", daemon=True)
         self._watcher.start()
         self._on_phase(f"engine: ready after {self.ready_s:.1f} s")
         return self
@@ -157,7 +162,6 @@ class SglangServer:
             self._spool = make_spool(processes.MEMORY, self.log.parent, most_bytes(self.plan.prefill_bytes))
         environment = os.environ | self.plan.environment(self._threads, self._spool) | {processes.MARK: self._mark}
         command = [sys.executable, "-m", "eagle3_core.engine.child", str(os.getpid()), *self.plan.argv(self._port)]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
         self._on_phase("engine: starting SGLang")
         with self.log.open("ab") as output:
             output.write(f"$ {' '.join(command)}\n".encode())
@@ -212,15 +216,18 @@ class SglangServer:
         compare_effective(self.plan, info)
         self.effective = info
 
-    def _watch(self, pids: list[int]) -> None:
+    def _watch(self, pids: list[int], log: server_log.OpenLog) -> None:
         """Turn the death of one of the server's processes into that of all: requests in flight then fail at once.
 
         One that owes answers counts as dead when it is silent: no line in its log, no answer, for as long as a start
         may be. On a CPU, where a prefill can take that long and an idle server sleeps, one that computes is not silent.
         """
-        size, used, moved = 0, 0.0, time.monotonic()
+        size, used, moved, missed = 0, 0.0, time.monotonic(), False
         while not self._closing.wait(_WATCH_S):
-            now = (self.log.stat().st_size, processes.cpu_seconds(pids) if self.plan.device == "cpu" else 0.0)
+            if log.removed and not missed:
+                missed = True
+                self._on_phase(f"engine: {self.log} was removed; SGLang goes on, what it logs is lost")
+            now = (log.size, processes.cpu_seconds(pids) if self.plan.device == "cpu" else 0.0)
             if now[0] != size or now[1] - used > _BUSY * _WATCH_S:
                 moved = time.monotonic()
             size, used = now
@@ -251,6 +258,7 @@ class SglangServer:
         try:
             return self._end_processes(kill=kill)
         finally:
+            self._held.close()
             if self._shipped is not None:
                 self._shipped.end()
 

@@ -18,10 +18,10 @@ _CGROUP_EVENTS = Path("/sys/fs/cgroup/memory.events")
 class StartWatch:
     """Follows log and processes of one start; a total time limit would end slow starts that are well."""
 
-    def __init__(self, log: Path, mark: str, silence_s: float, on_phase: Callable[[str], None]) -> None:
-        """Begin to watch; the log may hold earlier starts."""
+    def __init__(self, log: server_log.OpenLog, mark: str, silence_s: float, on_phase: Callable[[str], None]) -> None:
+        """Begin to watch."""
         self._log, self._mark, self._silence_s, self._on_phase = log, mark, silence_s, on_phase
-        self._from = self._size = log.stat().st_size if log.exists() else 0
+        self._size = log.size
         self._shown = 0
         self._seen: set[int] = set()
         self._moved = self._looked = time.monotonic()
@@ -34,7 +34,9 @@ class StartWatch:
             EngineMemoryError: it ended for want of memory, which the same arguments would meet again.
             EngineStartError: it ended otherwise, or has shown no sign of life for too long.
         """
-        text = self._text()
+        if (size := self._log.size) != self._size:
+            self._size, self._moved = size, time.monotonic()
+        text = self._log.text()
         phases = server_log.phases(text)
         for phase in phases[self._shown :]:
             self._on_phase(phase)
@@ -48,15 +50,6 @@ class StartWatch:
         if now - self._moved > self._silence_s:
             self._fail(f"was not ready and silent for {self._silence_s:.0f} s (serving.silence_s)", text)
 
-    def _text(self) -> str:
-        """Return what this start has logged so far, and note when it grew."""
-        size = self._log.stat().st_size
-        if size != self._size:
-            self._size, self._moved = size, time.monotonic()
-        with self._log.open("rb") as file:
-            file.seek(self._from)
-            return file.read().decode(errors="replace")
-
     def _fail(self, what: str, text: str) -> None:
         gone = sorted(pid for pid in self._seen if not processes.alive(pid))
         clues = [f"its process {gone[-1]} is gone"] if gone else []
@@ -64,7 +57,7 @@ class StartWatch:
         if None not in (kills, self._killed_before) and kills != self._killed_before:
             clues.append("the kernel has killed a process here for want of memory (SIGKILL) meanwhile")
         why = "".join(f"; {clue}" for clue in clues)
-        line = f"SGLang {what}{why}; last log line: {server_log.last_reason(self._log)} [{self._log}]"
+        line = f"SGLang {what}{why}; last log line: {server_log.last_reason(self._log.path)} [{self._log.path}]"
         if advice := server_log.memory_advice(text):
             raise EngineMemoryError(f"{line}; {advice}")
         raise EngineStartError(line)

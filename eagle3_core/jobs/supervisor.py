@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.jobs.files import COMMAND, EXIT, LEASE, LOG, PROGRESS, read_json, write_json
+from eagle3_core.jobs.files import COMMAND, EXIT, LEASE, PROGRESS, read_json, write_json
 from eagle3_core.jobs.processes import become_subreaper, die_with_parent, kill_children, sweep
 
 LEASE_EXPIRED = 124
@@ -30,14 +30,14 @@ class Lease:
     A laptop that slept, or a whole machine that was stopped, loses nothing: gaps between looks do not count.
     """
 
-    def __init__(self, files: Sequence[Path], seconds: float) -> None:
-        """Watch the modification times of `files`."""
+    def __init__(self, files: Sequence[Path | int], seconds: float) -> None:
+        """Watch the modification times of `files`, which are paths or open descriptors."""
         self._files, self._seconds = files, seconds
         self._renewed = self._looked = time.monotonic()
         self._stamps = self._mtimes()
 
     def _mtimes(self) -> list[int]:
-        return [file.stat().st_mtime_ns if file.exists() else 0 for file in self._files]
+        return [_written_ns(file) for file in self._files]
 
     def expired(self) -> bool:
         """Look once."""
@@ -47,6 +47,12 @@ class Lease:
         if (stamps := self._mtimes()) != self._stamps:
             self._stamps, self._renewed = stamps, now
         return now - self._renewed > self._seconds
+
+
+def _written_ns(file: Path | int) -> int:
+    with contextlib.suppress(FileNotFoundError):
+        return os.stat(file).st_mtime_ns  # noqa: PTH116 - of a descriptor, too
+    return 0
 
 
 def main(directory: Path) -> int:
@@ -73,7 +79,8 @@ def main(directory: Path) -> int:
 def _run(directory: Path, command: dict[str, Any]) -> int:
     lease = Lease([directory / LEASE], command["lease_s"])
     # A write that never returns, a server that hangs: whatever it is, the job shows no sign of life.
-    life = Lease([directory / LOG, directory / PROGRESS], command["silence_s"])
+    # The log is our own stdout: it grows even where its name was removed.
+    life = Lease([sys.stdout.fileno(), directory / PROGRESS], command["silence_s"])
     parent = os.getpid()
 
     def in_child() -> None:

@@ -281,6 +281,17 @@ def test_a_job_that_logs_or_reports_may_take_as_long_as_it_likes(spec):
     assert jobs.wait(jobs.start_or_join(spec(code), "one", silence_s=1.5)).key == "regenerate/abc"
 
 
+def test_a_job_whose_log_was_removed_lives_while_it_logs(spec):
+    code = """
+    (job / "log").unlink()
+    for number in range(8):
+        time.sleep(0.5)
+        print(number, flush=True)
+    succeed()
+    """
+    assert jobs.wait(jobs.start_or_join(spec(code), "one", silence_s=1.5)).key == "regenerate/abc"
+
+
 def test_a_machine_that_slept_does_not_cost_the_lease(tmp_path, monkeypatch):
     now = 100.0
     monkeypatch.setattr("eagle3_core.jobs.supervisor.time.monotonic", lambda: now)

@@ -1,7 +1,11 @@
 """What a stage says of its progress."""
 
+import contextlib
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from eagle3_core.progress import FILE, Progress, describe
 
@@ -15,6 +19,21 @@ def test_a_count_that_begins_again_has_a_rate_of_its_own(tmp_path, monkeypatch):
         now[0] += 2.0
     state = json.loads((tmp_path / FILE).read_text())
     assert (state["rate"], state["eta_s"]) == (5.0, 196.0)
+
+
+def test_two_threads_that_report_at_once_do_not_take_each_others_file_away(tmp_path, monkeypatch):
+    real, meeting = Path.write_text, threading.Barrier(2)
+
+    def write(path, text, **options):
+        real(path, text, **options)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            meeting.wait(0.5)  # both have written now, if nothing keeps one out
+
+    monkeypatch.setattr(Path, "write_text", write)
+    progress = Progress("capture", tmp_path)
+    with ThreadPoolExecutor(2) as pool:
+        for said in [pool.submit(progress.phase, text) for text in ("one", "two")]:
+            said.result()
 
 
 def test_figures_are_read_without_powers_of_ten():

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import re
+import signal
 import textwrap
 import time
 from pathlib import Path
@@ -15,6 +17,7 @@ from eagle3_core.config.serving import ServingConfig
 from eagle3_core.context import StageContext
 from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.launch import LaunchPlan
+from eagle3_core.engine.log import OpenLog
 from eagle3_core.engine.server import SglangServer
 from eagle3_core.engine.shipping import ShippedLog
 from eagle3_core.engine.startup import StartWatch
@@ -138,6 +141,36 @@ def test_e12_a_server_that_is_healthy_and_answers_nobody_any_more_is_ended_and_n
     assert not server.pids
 
 
+def test_a_log_that_was_removed_blinds_nobody_and_is_said_once(start, tmp_path):
+    body = """
+        import subprocess
+        rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        serve()
+    """
+    phases = []
+    with (
+        pytest.raises(EngineDiedError, match=r"its process \d+ is gone"),
+        start(body, on_phase=phases.append) as server,
+        server.client() as client,
+    ):
+        (tmp_path / "log").unlink()
+        time.sleep(1.0)
+        client.generate_all([[5]], Sampling(max_new_tokens=1))
+        os.kill(next(pid for pid in server.pids if pid != server.pid), signal.SIGKILL)
+        for _ in range(200):
+            client.generate_all([[5]], Sampling(max_new_tokens=1))
+            time.sleep(0.05)
+    assert [phase for phase in phases if "was removed" in phase] == [
+        f"engine: {tmp_path}/log was removed; SGLang goes on, what it logs is lost"
+    ]
+
+
+def test_a_log_that_is_removed_during_the_start_ends_no_start(start, tmp_path):
+    remove = f"import os\nos.unlink({str(tmp_path / 'log')!r})\nprint('loading', flush=True)\ntime.sleep(1.0)\nserve()"
+    with start(remove) as server:
+        assert server.ready_s >= 1.0
+
+
 def test_a_server_that_owes_nobody_anything_may_be_silent_and_one_that_logs_or_computes_may_be_slow(start):
     with start("serve()", silence_s=1.0) as server, server.client() as client:
         time.sleep(3.0)
@@ -214,9 +247,10 @@ def test_a_kill_for_want_of_memory_is_told_from_the_control_groups_own_count(tmp
     counts = iter([3, 4])
     monkeypatch.setattr(startup, "out_of_memory_kills", lambda: next(counts))
     (tmp_path / "log").write_text("Load weight begin.\n")
-    watch = StartWatch(tmp_path / "log", "nobody", 60.0, lambda _phase: None)
-    with pytest.raises(EngineStartError, match=r"signal SIGKILL.*killed a process here for want of memory"):
-        watch.look(-9)
+    with contextlib.closing(OpenLog(tmp_path / "log")) as log:
+        watch = StartWatch(log, "nobody", 60.0, lambda _phase: None)
+        with pytest.raises(EngineStartError, match=r"signal SIGKILL.*killed a process here for want of memory"):
+            watch.look(-9)
 
 
 @pytest.mark.parametrize(
