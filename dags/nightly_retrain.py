@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.sdk import CronTriggerTimetable, dag
 
 from operators import settings, stages
 from operators.form import run_params
+from operators.triggered import TriggerOnceOperator
 
 FORM = run_params(**{"recipe": settings.nightly_recipe(), "training.start_from": "champion"})
 YESTERDAY = "macros.ds_add((dag_run.logical_date or dag_run.run_after).strftime('%Y-%m-%d'), -1)"
@@ -29,18 +29,18 @@ def nightly_retrain() -> None:
 
     * With `data.window_days` the prompts are those of the days that end with the night's yesterday.
     * **verdict** is green if there is a new champion, skipped if the old one stays; log, XCom and **Report** say why.
+    * The run it triggers is called `nightly__` and this run's name: a retry finds it, and clears it if it has failed.
     * Unchanged prompts and target cost nothing: every stage finds its output committed, and the verdict says so.
     """
     until = f"{{{{ params['data.until'] or ({YESTERDAY} if params['data.window_days'] else none) }}}}"
-    trained = TriggerDagRunOperator(
+    run_id = "nightly__{{ run_id }}"
+    trained = TriggerOnceOperator(
         task_id="train_drafter",
         trigger_dag_id="train_drafter",
+        trigger_run_id=run_id,
         conf={name: f"{{{{ params['{name}'] }}}}" for name in FORM} | {"data.until": until},
-        wait_for_completion=True,
-        deferrable=True,
         poke_interval=60,
     )
-    run_id = "{{ ti.xcom_pull(task_ids='train_drafter', key='trigger_run_id') }}"
     trained >> stages.VerdictOperator(task_id="verdict", dag_id="train_drafter", run_id=run_id)
 
 

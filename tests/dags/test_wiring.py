@@ -18,6 +18,7 @@ from operators.form import run_params
 from operators.settings import ENGINE_POOL
 
 DAGS = Path(__file__).resolve().parents[2] / "dags"
+NIGHT = datetime.datetime(2026, 12, 1, 2, tzinfo=datetime.UTC)
 
 
 def kind_of(task):
@@ -104,12 +105,28 @@ def test_the_nightly_run_is_scheduled_at_two_and_does_not_catch_up(bag):
 def rendered(bag, **params):
     """Return the configuration that a night passes on."""
     dag = bag.dags["nightly_retrain"]
-    run = SimpleNamespace(logical_date=datetime.datetime(2026, 12, 1, 2, tzinfo=datetime.UTC), run_after=None)
+    run = SimpleNamespace(logical_date=NIGHT, run_after=None)
     task = copy.copy(dag.get_task("train_drafter"))
     task.render_template_fields(
-        {"params": {**dag.params.dump(), **params}, "dag_run": run, "macros": macros}, dag.get_template_env()
+        {"params": {**dag.params.dump(), **params}, "dag_run": run, "macros": macros, "run_id": "tonight"},
+        dag.get_template_env(),
     )
     return task.conf
+
+
+def test_every_attempt_of_a_night_names_the_same_run_and_the_verdict_is_of_that_one(bag):
+    dag, names = bag.dags["nightly_retrain"], set()
+    for task_id, field in (
+        ("train_drafter", "trigger_run_id"),
+        ("train_drafter", "trigger_run_id"),
+        ("verdict", "run_id"),
+    ):
+        task = copy.copy(dag.get_task(task_id))
+        context = {"params": dag.params.dump(), "dag_run": SimpleNamespace(logical_date=None, run_after=NIGHT),
+                   "macros": macros, "run_id": "scheduled__2026-12-01T02:00:00+00:00"}  # fmt: skip
+        task.render_template_fields(context, dag.get_template_env())
+        names.add(getattr(task, field))
+    assert names == {"nightly__scheduled__2026-12-01T02:00:00+00:00"}
 
 
 def test_a_night_starts_from_the_champion_and_leaves_the_rest_to_the_recipe(bag):
