@@ -68,7 +68,7 @@ STAGES: dict[str, Stage] = {
               inputs=(("shard_plan", Kind.SHARD_PLAN),)),
         Stage("train", "Train the drafter under torchrun.", Kind.CHECKPOINT,
               inputs=(("feature_set", Kind.FEATURE_SET), ("vocab_map", Kind.VOCAB_MAP)),
-              sections=("drafter", "training", *JUDGED, "start"), engine=True),
+              sections=("drafter", "training", *JUDGED, "start"), engine=True, version=2),
         Stage("export", "Write the directory SGLang loads.", Kind.DRAFTER, inputs=(("checkpoint", Kind.CHECKPOINT),)),
         Stage("parity", "Compare the export with the trained drafter, with negative controls.", Kind.PARITY,
               inputs=(("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT), ("feature_set", Kind.FEATURE_SET)),

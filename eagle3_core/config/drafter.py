@@ -50,7 +50,9 @@ class DrafterConfig(Section):
         None, ge=2, multiple_of=2, description="Part of a head that is rotated, mla; empty: the target's."
     )
     v_head_dim: int | None = Field(None, ge=1, description="Width of a value head, mla; empty: the target's.")
-    train_lm_head: bool = Field(True, description="Train the draft-vocabulary head; it starts from the target's rows.")
+    train_lm_head: bool = Field(
+        True, description="Train the draft-vocabulary head, which starts from the target's rows; false: it stays them."
+    )
     min_coverage: float = Field(
         0.95, gt=0, le=1, description="Least share of held-out answer tokens the draft vocabulary must cover."
     )

@@ -27,7 +27,8 @@ def champion_weights(
     """Return the champion's parameters for a drafter of `sizes`; None: training starts from scratch.
 
     The draft vocabulary is this run's own: the head's rows of tokens that both know are the champion's, those of new
-    tokens the target's, as in a fresh drafter.
+    tokens the target's, as in a fresh drafter. A head that is not trained is the target's, whatever the champion's
+    is: it would stay as some earlier training left it for ever.
 
     Args:
         run: The run, with its champion.
@@ -49,6 +50,9 @@ def champion_weights(
     checkpoint = load(store, opened(Kind.CHECKPOINT, champion.checkpoint))
     require_same_sizes(checkpoint, sizes)
     weights = load_file(checkpoint.verified_path(PARAMETERS))
+    if not run.drafter.train_lm_head:
+        log.info("from the champion %s, with the target's rows as its frozen head", checkpoint.ref.key)
+        return {**weights, HEAD: head.to(weights[HEAD].dtype)}
     maps = load_file(checkpoint.verified_path(vocab_file))
     known = VocabMap.from_offsets(maps["d2t"].tolist(), maps["t2d"].tolist())
     weights[HEAD], kept = remapped(weights[HEAD], known, vocab, head)

@@ -41,8 +41,9 @@ def champion(tmp_path, sizes):
     (staged / "drafter_config.json").write_text(sizes.model_dump_json())
     pin = pinned(commit(store, "train/champion", staged, Kind.CHECKPOINT))
 
-    def run(start_from="champion", target=sizes.target_sha256):
+    def run(start_from="champion", target=sizes.target_sha256, **drafter):
         values = {"target": {"model": "x"}, "data": {"prompts": "x"}, "training": {"start_from": start_from}}
+        values |= {"drafter": drafter}
         frozen = Champion(drafter=pin, checkpoint=pin, report=pin, target_sha256=target)
         return RunConfig.parse({**values, "champion": frozen.model_dump()}, "test")
 
@@ -83,6 +84,12 @@ def test_another_draft_vocabulary_takes_known_rows_and_fresh_ones_for_new_tokens
     at = KNOWN.target_ids.index
     assert torch.equal(found[[0, 2, 4]], before[[at(0), at(2), at(39)]])
     assert bool((found[[1, 3]] == 0.5).all())
+
+
+def test_a_frozen_head_is_the_targets_whatever_the_champions_was_trained_to(champion, sizes):
+    found = start(champion, champion(train_lm_head=False), sizes)
+    assert bool((found.pop("lm_head.weight") == 0.5).all())
+    assert all(torch.equal(tensor, champion.weights[name]) for name, tensor in found.items())
 
 
 def test_a_vocabulary_of_new_tokens_alone_takes_fresh_rows(champion, sizes):
