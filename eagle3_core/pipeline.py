@@ -42,12 +42,12 @@ class Stage:
             inputs[name].expect(kind)
 
 
-JUDGED = ("evaluation.shapes", "evaluation.primary", "evaluation.max_new_tokens")
+JUDGED = ("evaluation.shapes", "evaluation.primary", "evaluation.max_new_tokens[0]")
 """What training and parity look at of the evaluation; another sweep or more prompts train nothing anew."""
 
-CHALLENGED = ("evaluation.primary", "evaluation.max_prompts", "evaluation.max_new_tokens", "evaluation.concurrency",
-              "evaluation.repeats")  # fmt: skip
-"""What both drafters are asked; other shapes beside the primary one leave the comparison as it is."""
+CHALLENGED = ("evaluation.primary", "evaluation.max_prompts", "evaluation.max_new_tokens[0]",
+              "evaluation.concurrency[0]", "evaluation.repeats")  # fmt: skip
+"""What both drafters are asked; other shapes and points beside those that decide leave the comparison as it is."""
 
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -75,14 +75,14 @@ STAGES: dict[str, Stage] = {
               sections=JUDGED, engine=True, version=2),
         Stage("evaluate", "Serve held-out prompts with one draft shape, or with none.", Kind.MEASUREMENT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
-              sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=2),
+              sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=3),
         Stage("challenge", "Serve challenger and champion in turn on the same held-out prompts.", Kind.CHALLENGE,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
               sections=("target", "serving", *CHALLENGED, "champion"), engine=True),
         Stage("report", "Put all figures together, draw the report, judge the drafter.", Kind.EVAL_REPORT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT),
                       ("parity", Kind.PARITY), ("challenge", Kind.CHALLENGE)),
-              sections=("target", "data", "serving", "evaluation", "gate", "champion", "start"), version=3),
+              sections=("target", "data", "serving", "evaluation", "gate", "champion", "start"), version=4),
         Stage("publish", "Make a drafter that passed the champion, or keep the one there is.", Kind.RELEASE,
               inputs=(("drafter", Kind.DRAFTER), ("eval_report", Kind.EVAL_REPORT)), sections=("champion",),
               always=True, version=2),

@@ -36,7 +36,7 @@ def bench(  # noqa: PLR0913
     ],
     concurrency: Annotated[str, typer.Option(help="Requests in flight, one or several: 1,2,4,8.")] = "1,2,4,8",
     max_new_tokens: Annotated[str, typer.Option(help="Longest answer in tokens, one or several.")] = "256",
-    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    temperature: Annotated[str, typer.Option(help="Sampling temperature, one or several; 0 is greedy.")] = "0",
     repeats: Annotated[int, typer.Option(help="Passes over the prompts at each point, in rotated order.")] = 3,
     max_prompts: Annotated[int, typer.Option(help="Use at most this many, evenly over the domains.")] = 80,
     baseline: Annotated[
@@ -54,7 +54,7 @@ def bench(  # noqa: PLR0913
     out: Annotated[Path | None, typer.Option(help="New directory; default: bench-DATE-TIME.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a running SGLang server: acceptance length, tokens/s, TTFT and time per token at each concurrency.
+    """Measure a running SGLang server: acceptance length, tokens/s, TTFT and time per token at each point.
 
     Prompts go through the server's own chat template. With `--baseline` (the same target without speculation, measured
     pass by pass in turn) or `--against` (a former run) it also says how much faster or slower, how certain that is, and
@@ -66,7 +66,8 @@ def bench(  # noqa: PLR0913
         from eagle3_core.evaluate.bench.plan import BenchPlan
 
         asked = {
-            "concurrency": _numbers(concurrency, "--concurrency"), "temperature": temperature, "repeats": repeats,
+            "concurrency": _numbers(concurrency, "--concurrency"), "repeats": repeats,
+            "temperatures": _numbers(temperature, "--temperature", float),
             "max_new_tokens": _numbers(max_new_tokens, "--max-new-tokens"), "ignore_eos": ignore_eos,
             "flush": not keep_cache,
         }  # fmt: skip
@@ -89,13 +90,14 @@ def _in_engine() -> None:
     os.execv(python, [str(python), "-P", "-c", program, *sys.argv[1:]])
 
 
-def _numbers(text: str, option: str) -> list[int]:
+def _numbers(text: str, option: str, kind: type[float] = int) -> list[float]:
+    least, example = (1, "whole numbers from 1 like 1,2,4") if kind is int else (0, "numbers from 0 like 0,0.7,1")
     try:
-        found = sorted({int(part) for part in text.split(",")})
+        found = sorted({kind(part) for part in text.split(",")})
     except ValueError:
         found = []
-    if not found or found[0] < 1:
-        raise InputError(f"{option}: expected whole numbers from 1 like 1,2,4, found {text}")
+    if not found or not found[0] >= least:
+        raise InputError(f"{option}: expected {example}, found {text}")
     return found
 
 
@@ -183,10 +185,10 @@ def _finish(file: BenchFile, directory: Path, as_json: bool) -> None:
 
 def _table(file: BenchFile) -> Table:
     table = Table(title=f"{file.measured.server.title} at {file.measured.server.url}", box=None, padding=(0, 1, 0, 0))
-    for name in ("in\nflight", "new\ntokens", "accept\nlength", "\ntokens/s", "TTFT ms\np50 p99", "per token\np50 p99",
-                 "\nspeed", "\n95 %", "break-\neven"):  # fmt: skip
+    for name in ("in\nflight", "new\ntokens", "tem-\nperature", "accept\nlength", "\ntokens/s", "TTFT ms\np50 p99",
+                 "per token\np50 p99", "\nspeed", "\n95 %", "break-\neven"):  # fmt: skip
         table.add_column(name, justify="right", no_wrap=True, overflow="fold")
-    compared = {(row.concurrency, row.max_new_tokens): row for row in file.comparison.cells} if file.comparison else {}
+    compared = {row.cell: row for row in file.comparison.cells} if file.comparison else {}
     for cell in file.measured.cells:
         speed = interval = even = ""
         if row := compared.get(cell.cell):
@@ -199,8 +201,9 @@ def _table(file: BenchFile) -> Table:
 def _cell(cell: CellResult) -> list[str]:
     times = (cell.ttft_p50_s, cell.ttft_p99_s, cell.itl_p50_s, cell.itl_p99_s)
     first, first_p99, token, token_p99 = (_shown(None if time_s is None else 1000 * time_s, 1) for time_s in times)
-    return [str(cell.concurrency), str(cell.max_new_tokens), _shown(cell.acceptance_length),
-            f"{cell.tokens_per_s:,.1f}", f"{first} {first_p99}", f"{token} {token_p99}"]  # fmt: skip
+    return [str(cell.concurrency), str(cell.max_new_tokens), f"{cell.temperature:g}",
+            _shown(cell.acceptance_length), f"{cell.tokens_per_s:,.1f}", f"{first} {first_p99}",
+            f"{token} {token_p99}"]  # fmt: skip
 
 
 def _shown(value: float | None, digits: int = 2) -> str:

@@ -57,8 +57,8 @@ def minutes(run: RunConfig) -> tuple[float, float]:
         draft_vocab_size=run.drafter.vocab_size(shape.vocab_size),
     )  # fmt: skip
     evaluation = run.evaluation
-    served = evaluation.max_prompts * _answer_tokens(run, evaluation.max_new_tokens) * evaluation.repeats
-    served *= 1 + len(evaluation.shapes)
+    served = evaluation.max_prompts * sum(_answer_tokens(run, longest) for longest in evaluation.max_new_tokens)
+    served *= evaluation.repeats * len(evaluation.temperatures) * (1 + len(evaluation.shapes))
     checked = min(CHECKED_TOKENS, tokens * run.data.held_out_fraction)
     forward = 2 * shape.parameters / _flops(run.target.dtype)
     read = 0.0 if has_gpu() else shape.parameters * DTYPE_BYTES[run.target.dtype] / MEMORY_BYTES_PER_S

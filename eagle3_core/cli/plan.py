@@ -53,10 +53,14 @@ def plan(
         result = estimate(work, shard_tokens=capture.shard_tokens, max_tasks=capture.max_tasks)
         free = open_store(root).free_bytes()
         if as_json:
-            print_json({"workload": asdict(work), "estimate": asdict(result), "free_bytes": free})
+            served = {} if recipe is None else {"evaluation": config.evaluation.told}
+            print_json({"workload": asdict(work), "estimate": asdict(result), "free_bytes": free, **served})
             return
         guessed = _GUESS if recipe is not None and tokens is None else ""
-        output.print(_table(work, result, free, guessed))
+        table = _table(work, result, free, guessed)
+        if recipe is not None:
+            table.add_row("evaluation", config.evaluation.told)
+        output.print(table)
 
 
 _PROMPT_TOKENS = 64

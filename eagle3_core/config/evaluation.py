@@ -69,6 +69,8 @@ def most_tokens(num_steps: int, topk: int) -> int:
 
 SimulatedLength = Annotated[float, Field(ge=1)]
 Concurrency = Annotated[int, Field(ge=1, le=1024)]
+Temperature = Annotated[float, Field(ge=0, le=2)]
+AnswerTokens = Annotated[int, Field(ge=8)]
 
 
 class EvaluationConfig(Section):
@@ -91,24 +93,45 @@ class EvaluationConfig(Section):
         "[1.5, 2.5, 4]: the report then draws which length would pay. Empty: none.",
     )
     max_prompts: int = Field(80, ge=1, description="Held-out prompts served per shape.")
-    max_new_tokens: int = Field(256, ge=8, description="Longest answer, in tokens.")
+    max_new_tokens: tuple[AnswerTokens, ...] = Field(
+        (256,),
+        min_length=1,
+        description="Longest answer in tokens, one or several, e.g. [256, 1024]. The first decides.",
+    )
     concurrency: tuple[Concurrency, ...] = Field(
         (1,),
         min_length=1,
         description="Requests in flight, one or several to sweep over, e.g. [1, 8, 32]. The first decides: there the "
         "trainer's estimate and the gate are held to.",
     )
+    temperatures: tuple[Temperature, ...] = Field(
+        (0.0,),
+        min_length=1,
+        description="Sampling temperatures; 0, greedy, comes first and decides, [0, 1] samples too. One server a shape "
+        "measures every temperature at every length and concurrency. Not on a CPU, where SGLang verifies greedily.",
+    )
     repeats: int = Field(1, ge=1, le=20, description="Passes over the prompts; the median speed counts.")
 
-    @field_validator("concurrency", mode="before")
+    @field_validator("concurrency", "max_new_tokens", "temperatures", mode="before")
     @classmethod
     def _one_is_a_sweep_of_one(cls, value: object) -> object:
-        return (value,) if isinstance(value, int | str) else value
+        return (value,) if isinstance(value, int | float | str) else value
+
+    @model_validator(mode="after")
+    def _points_are_different(self) -> Self:
+        for name in ("concurrency", "max_new_tokens", "temperatures"):
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} {list(values)}: expected each once")
+        if self.temperatures[0] != 0:
+            raise ValueError(
+                f"temperatures {list(self.temperatures)}: expected 0 first: the gate, the trainer's estimate and the "
+                "comparison with the champion are about greedy answers; add the others after it"
+            )
+        return self
 
     @model_validator(mode="after")
     def _prompts_fill_the_sweep(self) -> Self:
-        if len(set(self.concurrency)) != len(self.concurrency):
-            raise ValueError(f"concurrency {list(self.concurrency)}: expected each once")
         if max(self.concurrency) > self.max_prompts:
             raise ValueError(
                 f"concurrency {max(self.concurrency)}: expected at least as many prompts, found max_prompts "
@@ -149,6 +172,29 @@ class EvaluationConfig(Section):
                 f"evaluation.concurrency {max(self.concurrency)}: expected as many held-out prompts, found {held_out}; "
                 "raise data.held_out_fraction, or sweep less far"
             )
+
+    @property
+    def points(self) -> int:
+        """Return how many points of the grid each server is measured at: temperatures, lengths and concurrencies."""
+        return len(self.temperatures) * len(self.max_new_tokens) * len(self.concurrency)
+
+    @property
+    def passes(self) -> int:
+        """Return how often the prompts are served in whole: every shape and none at every point, in every repeat.
+
+        A server that pretends a length is asked greedily, at the first length, alone.
+        """
+        measured = (1 + len(self.shapes)) * self.points + len(self.simulated_lengths) * len(self.concurrency)
+        return measured * self.repeats
+
+    @property
+    def told(self) -> str:
+        """Return in words how much is served, for people to judge how long that may be."""
+        servers = 1 + len(self.shapes) + len(self.simulated_lengths)
+        longest = (1 + len(self.shapes)) * sum(self.max_new_tokens) * len(self.temperatures) * len(self.concurrency)
+        longest += len(self.simulated_lengths) * self.max_new_tokens[0] * len(self.concurrency)
+        return (f"{self.passes:,} passes over {self.max_prompts:,} prompts or fewer, by {servers} servers; at most "
+                f"{longest * self.repeats * self.max_prompts:,} answer tokens")  # fmt: skip
 
     @property
     def primary_shape(self) -> DraftShape:

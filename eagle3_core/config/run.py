@@ -52,6 +52,7 @@ class RunConfig(Section):
     def slice(self, names: tuple[str, ...]) -> dict[str, Any]:
         """Return the identity of sections, or of fields like "evaluation.shapes": what a content name depends on.
 
+        "evaluation.concurrency[0]" is the first of several values alone.
         "champion" is the drafter that is challenged, "start" the one that training starts from, if there is one.
         """
         found: dict[str, Any] = {}
@@ -61,7 +62,8 @@ class RunConfig(Section):
                 continue
             section, _, field = name.partition(".")
             identity = self.section(section).identity()
-            found[name] = identity[field] if field else identity
+            value: Any = identity[field.removesuffix("[0]")] if field else identity
+            found[name] = value[0] if field.endswith("[0]") else value
         return found
 
     @property

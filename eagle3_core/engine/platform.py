@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Literal
 
-from eagle3_core.errors import EngineArgsError
+from eagle3_core.errors import ConfigError, EngineArgsError
 
 Device = Literal["cpu", "cuda"]
+
+VERIFIES_GREEDILY = frozenset({"cpu", "xpu"})
+"""SGLang's devices on which a verify pass of EAGLE takes the target's likeliest token at any temperature, without a
+word (0.5.23: `_verify_uses_greedy` in `speculative/eagle_utils.py`)."""
 
 
 def resolve_device(wanted: Literal["auto", "cpu", "cuda"]) -> Device:
@@ -28,6 +33,21 @@ def resolve_device(wanted: Literal["auto", "cpu", "cuda"]) -> Device:
         reason = "the installed torch is built for the CPU" if devices else "no visible NVIDIA GPU"
         raise EngineArgsError(f"serving.device is cuda, but {reason}; use auto or cpu, or install the GPU environment")
     return "cpu"
+
+
+def check_sampling(temperatures: Sequence[float], device: str) -> None:
+    """Refuse to measure sampling with speculation where SGLang does not sample.
+
+    Raises:
+        ConfigError: says so.
+    """
+    sampled = [temperature for temperature in temperatures if temperature > 0]
+    if sampled and device in VERIFIES_GREEDILY:
+        raise ConfigError(
+            f"evaluation.temperatures: expected 0 alone on {device}, where SGLang verifies drafts greedily at any "
+            f"temperature, found {', '.join(f'{one:g}' for one in sampled)}; leave them out, or set serving.device to "
+            "cuda on a machine with a GPU"
+        )
 
 
 def _gpus() -> list[str]:

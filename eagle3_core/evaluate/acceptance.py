@@ -5,8 +5,13 @@ Two figures are reported for a chain of K draft tokens:
 `tau`        what the drafter would get if every position started a verify pass: 1 + sum of `full_acc`.
 `tau_chain`  what a server gets: the walk of verify passes over each answer, pooled over answers.
 
-`tau` is also computed for sampling at temperature 1: a draft token drawn from the drafter's q is accepted by the
-target's p with probability sum(min(p, q)), which a chain multiplies up, along the answer's own tokens.
+Both are also computed for sampling at temperature 1, by the rule of SGLang's EAGLE on a GPU (0.5.23): the draft is the
+same greedy one, and a draft token is accepted with the target's own probability of it (`eagle_sample` calls
+`tree_speculative_sampling_target_only`, which compares that with a uniform number; how likely the drafter found it is
+not asked). Speculative sampling as published would draw from the drafter's q and accept with probability
+sum(min(p, q)); SGLang does so only with `--speculative-use-rejection-sampling`, where the draft vocab is the target's.
+The estimate follows the captured answers, which are greedy: where the drafter guesses another token than the answer's,
+what comes after is judged along the answer, and a sampled answer also goes where no greedy one does.
 
 SGLang (0.5.23) reports per request `spec_accept_length = completion_tokens / spec_verify_ct`:
 
@@ -27,15 +32,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
+
 from eagle3_core.errors import NotSpeculatingError
+
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Tokens answered and the verify passes that took."""
+    """Tokens answered and the verify passes that took: counted, or to be expected."""
 
     completion_tokens: int = 0
-    verify_passes: int = 0
+    verify_passes: float = 0
 
     def __add__(self, other: Walk) -> Walk:
         """Pool two walks."""
@@ -74,6 +84,30 @@ def chain_walk(accepted: Sequence[int], num_steps: int, max_tokens: int | None =
         known += min(accepted[known - 1], num_steps) + 1
         passes += 1
     return Walk(length, passes)
+
+
+def expected_passes(likely: Floats, max_tokens: int | None = None) -> list[float]:
+    """Return the verify passes that a server that samples needs for one answer, in the mean, by length of the chain.
+
+    Args:
+        likely: [tokens, K]; for each token of the answer and k from 0 the probability that more than k draft tokens are
+            accepted when a verify pass starts with that token as the last known one. The last token's is not used.
+        max_tokens: Where the server stops, if before the end of the answer.
+    """
+    tokens, depth = likely.shape
+    length = tokens if max_tokens is None else min(tokens, max_tokens)
+    reached = np.concatenate((np.ones((tokens, 1)), likely), axis=1)
+    # [tokens, chain length - 1, accepted]: a chain of n ends after fewer, or is accepted in whole.
+    exactly = np.zeros((tokens, depth, depth + 1))
+    for steps in range(1, depth + 1):
+        exactly[:, steps - 1, :steps] = reached[:, :steps] - reached[:, 1 : steps + 1]
+        exactly[:, steps - 1, steps] = reached[:, steps]
+    begun = np.zeros((depth, length + depth + 2))  # probability that a pass begins with so many tokens known
+    begun[:, 1] = 1
+    for known in range(1, length):
+        begun[:, known + 1 : known + depth + 2] += begun[:, known, None] * exactly[known - 1]
+    passes: list[float] = begun[:, 1:length].sum(axis=1).tolist()
+    return passes
 
 
 @dataclass(frozen=True, slots=True)

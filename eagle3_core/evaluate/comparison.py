@@ -13,7 +13,7 @@ from eagle3_core.config.evaluation import DraftShape
 from eagle3_core.errors import ArtifactError
 from eagle3_core.evaluate.bench.results import BenchRun
 from eagle3_core.evaluate.measurement import Measurement, Pool, ServedAnswer, first_difference
-from eagle3_core.evaluate.sweep import SweepPoint, sweep_points
+from eagle3_core.evaluate.sweep import Estimate, SweepPoint, sweep_points
 from eagle3_core.evaluate.trainer import TrainerFigures
 
 
@@ -75,7 +75,9 @@ class ShapeRow(Section):
     equal_answers: int
     compared_answers: int
     domains: tuple[DomainRow, ...]
-    sweep: tuple[SweepPoint, ...] = Field(description="By requests in flight; the first point is that of the others.")
+    sweep: tuple[SweepPoint, ...] = Field(
+        description="By requests in flight, length and temperature; the first point is that of the other fields."
+    )
 
 
 def compare_shape(baseline: Served, served: Served, trainer: TrainerFigures) -> ShapeRow:
@@ -108,8 +110,18 @@ def compare_shape(baseline: Served, served: Served, trainer: TrainerFigures) -> 
         equal_answers=len(served.first_pass()) - len(differences(baseline, served)),
         compared_answers=len(served.first_pass()),
         domains=_domains(without.domains, measurement.domains),
-        sweep=sweep_points(served.sweep, baseline.sweep),
+        sweep=sweep_points(served.sweep, baseline.sweep, _estimate(trainer, shape, sorted(served.first_pass()))),
     )
+
+
+def _estimate(trainer: TrainerFigures, shape: DraftShape, ids: Sequence[str]) -> Estimate:
+    """Return what the trainer expects at a point: of chains, at the length it replays, greedy or at temperature 1."""
+    known = (
+        {temperature: trainer.tau_chain(shape.num_steps, ids, sampling=temperature > 0) for temperature in (0.0, 1.0)}
+        if shape.topk == 1
+        else {}
+    )
+    return lambda cell: known.get(cell.temperature) if cell.max_new_tokens == trainer.values["max_tokens"] else None
 
 
 def differences(baseline: Served, served: Served) -> list[Difference]:
@@ -144,13 +156,13 @@ def differences(baseline: Served, served: Served) -> list[Difference]:
 
 
 def csv_rows(baseline: Served, rows: Sequence[ShapeRow]) -> list[dict[str, Any]]:
-    """Return one flat row per shape and concurrency, `all` being every prompt, the baseline first, then the domains."""
+    """Return one flat row per shape and point, `all` being every prompt, the baseline first, then the domains."""
     flat = [_csv_point(baseline.measurement.shape, point) for point in sweep_points(baseline.sweep)]
     for row in rows:
         first, *others = (_csv_point(row.shape, point) for point in row.sweep)
-        flat += [first | {"trainer_tau": row.trainer_tau, "equal_answers": row.equal_answers}, *others]
+        flat += [first | {"equal_answers": row.equal_answers}, *others]
         flat += [
-            {"shape": row.shape, "domain": domain.domain, "concurrency": row.sweep[0].concurrency,
+            {"shape": row.shape, "domain": domain.domain, **row.sweep[0].cell._asdict(),
              "answers": domain.answers, "acceptance_length": domain.acceptance_length, "speedup": domain.speedup}
             for domain in row.domains
         ]  # fmt: skip

@@ -57,12 +57,15 @@ class Measurement(Section):
     repeats: int
     concurrency: int
     max_new_tokens: int
+    temperature: float
     startup_s: float
     wall_s: tuple[float, ...] = Field(description="Seconds of each pass over the prompts.")
     tokens_per_s: float = Field(description="Output tokens per second of a whole pass, median over passes.")
     latency_p50_s: float
     latency_p99_s: float
-    server_acceptance_length: float | None = Field(description="SGLang's own running average, where it has one.")
+    server_acceptance_length: float | None = Field(
+        description="SGLang's own running average over the whole sweep, where it has one."
+    )
     overall: Pool
     domains: dict[str, Pool]
 
@@ -94,7 +97,7 @@ def pool(answers: Sequence[ServedAnswer], speculating: bool, *, histograms: bool
     total = Walk.pool(walks)
     return Pool(
         answers=len(answers), completion_tokens=tokens, stream_tokens_per_s=speed,
-        verify_passes=total.verify_passes, acceptance_length=total.accept_length,
+        verify_passes=int(total.verify_passes), acceptance_length=total.accept_length,
         accept_histogram=_added(answer.accept_histogram or () for answer in answers),
     )  # fmt: skip
 

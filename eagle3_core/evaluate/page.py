@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -10,7 +10,9 @@ import jinja2
 
 from eagle3_core.evaluate import plots
 from eagle3_core.evaluate.against import Against, Ratio
+from eagle3_core.evaluate.comparison import ShapeRow
 from eagle3_core.evaluate.report import Report
+from eagle3_core.evaluate.sweep import SweepPoint, deciding
 
 TEMPLATE = "report.html"
 
@@ -21,9 +23,11 @@ def render(report: Report, metrics: Sequence[Mapping[str, Any]]) -> str:
         report=report,
         champion_plot=_against(report.challenge.against) if report.challenge.against else "",
         sweeps=[("none", report.baseline_sweep), *((row.shape, row.sweep) for row in report.rows)],
+        sampled=any(point.temperature > 0 for point in report.baseline_sweep),
         plots=[
             ("Speed and acceptance by draft shape", _by_shape(report)),
-            *([("By requests in flight", _by_concurrency(report))] if len(report.baseline_sweep) > 1 else []),
+            *([("By requests in flight", _by_concurrency(report))] if len(deciding(report.primary.sweep)) > 1 else []),
+            *([("By answer length and temperature", _by_answer(report))] if len(_alone(report.primary)) > 1 else []),
             *([("Which acceptance length would pay", _by_length(report))] if report.pretended else []),
             ("Acceptance by position", _by_position(report)),
             (f"By domain, at {report.primary.shape}", _by_domain(report)),
@@ -83,7 +87,7 @@ def _against(against: Against) -> str:
 
 
 def _by_concurrency(report: Report) -> str:
-    primary = report.primary.sweep
+    primary = deciding(report.primary.sweep)
     compared = [(point.concurrency, point.speedup) for point in primary if point.speedup is not None]
     speeds = {"none": report.baseline_sweep, **{row.shape: row.sweep for row in report.rows}}
     interval: dict[str, list[tuple[float, float | None]]] = {
@@ -99,7 +103,7 @@ def _by_concurrency(report: Report) -> str:
     return plots.curves(
         {
             "output tokens per second": {
-                shape: _known((point.concurrency, point.tokens_per_s) for point in points)
+                shape: _known((point.concurrency, point.tokens_per_s) for point in deciding(points))
                 for shape, points in speeds.items()
             },
             "times the speed of no speculation": {label: _known(points) for label, points in interval.items()},
@@ -111,14 +115,42 @@ def _by_concurrency(report: Report) -> str:
     )
 
 
+def _alone(row: ShapeRow) -> list[SweepPoint]:
+    """Return the points of all lengths and temperatures at the first concurrency."""
+    return [point for point in row.sweep if point.concurrency == row.sweep[0].concurrency]
+
+
+def _by_answer(report: Report) -> str:
+    def named(row: ShapeRow, value: Callable[[SweepPoint], float | None]) -> dict[str, float | None]:
+        return {f"{point.max_new_tokens}, T {point.temperature:g}": value(point) for point in _alone(row)}
+
+    primary = report.primary
+    return plots.bars(
+        {
+            f"acceptance length, {primary.shape}": {
+                "served by SGLang": named(primary, lambda point: point.acceptance_length),
+                "trainer's estimate": named(primary, lambda point: point.trainer_tau),
+                "break-even": named(primary, lambda point: point.break_even),
+            },
+            "times the speed of no speculation": {
+                row.shape: named(row, lambda point: point.speedup.ratio if point.speedup else None)
+                for row in report.rows
+            },
+        },
+        "answers",
+        f"Acceptance length and speed by answer length and temperature, {primary.sweep[0].concurrency} in flight",
+    )
+
+
 def _by_length(report: Report) -> str:
     """Draw the speed over acceptance lengths that the server pretended, and what the drafter really reaches."""
     lines: dict[str, plots.Line] = {}
-    for at, point in enumerate(report.primary.sweep):
+    points = deciding(report.primary.sweep)
+    for at, point in enumerate(points):
         curve = [(one.points[at].acceptance_length, one.points[at].speedup) for one in report.pretended]
         known = sorted((length, speed.ratio) for length, speed in curve if length is not None and speed is not None)
         lines[f"{point.concurrency} in flight"] = _known(known)
-    reached = [(p.acceptance_length, p.speedup.ratio) for p in report.primary.sweep
+    reached = [(p.acceptance_length, p.speedup.ratio) for p in points
                if p.acceptance_length is not None and p.speedup is not None]  # fmt: skip
     lengths = [length for x, _ in lines.values() for length in x]
     lines["as fast"] = [min(lengths), max(lengths)], [1.0, 1.0]

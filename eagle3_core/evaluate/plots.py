@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import matplotlib
@@ -47,6 +47,8 @@ _STYLE = {
     "axes.prop_cycle": matplotlib.cycler(color=_SERIES),
 }
 
+_PANEL_INCHES = 4.4
+
 Line = tuple[Sequence[float], Sequence[float]]
 
 
@@ -58,7 +60,7 @@ def curves(
     With `share` the values are shares of 1, and the axis shows all of it.
     """
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.4 * len(panels), 2.9), layout="constrained")
+        figure = Figure(figsize=_size(panels), layout="constrained")
         for axes, (y_label, lines) in zip(_row(figure, len(panels)), panels.items(), strict=True):
             for label, (x, y) in lines.items():
                 axes.plot(x, y, label=label, marker="o" if len(x) < 20 else None, markersize=4)
@@ -75,7 +77,7 @@ def curves(
 def bars(panels: Mapping[str, Mapping[str, Mapping[str, float | None]]], name: str, title: str) -> str:
     """Draw one panel per key, each with groups of bars (series: group: value); `name` is the plot's own in the page."""
     with matplotlib.rc_context(_STYLE):
-        figure = Figure(figsize=(4.4 * len(panels), 2.9), layout="constrained")
+        figure = Figure(figsize=_size(panels), layout="constrained")
         for axes, (y_label, series) in zip(_row(figure, len(panels)), panels.items(), strict=True):
             groups = list(dict.fromkeys(group for values in series.values() for group in values))
             width = 0.8 / len(series)
@@ -111,9 +113,24 @@ def intervals(rows: Mapping[str, tuple[float, tuple[float, float] | None]], x_la
         return _svg(figure, name, title)
 
 
+def _size(panels: Mapping[str, Collection[str]]) -> tuple[float, float]:
+    """Return a figure's inches: what a panel's legend needs beyond two rows is added to its height."""
+    rows = max(-(-len(labels) // _columns(labels)) for labels in panels.values())
+    return _PANEL_INCHES * len(panels), 2.9 + 0.16 * max(0, rows - 2)
+
+
+def _columns(labels: Collection[str]) -> int:
+    """Return how many labels of a legend fit side by side."""
+    widest = 0.45 + 0.065 * max(len(label) for label in labels)
+    return max(1, min(3, int(0.9 * _PANEL_INCHES / widest)))
+
+
 def _legend(axes: Axes) -> None:
     """Put the legend above the panel, where it covers nothing."""
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, fontsize=8, columnspacing=1.2, handlelength=1.4)
+    columns = _columns(axes.get_legend_handles_labels()[1])
+    axes.legend(
+        loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=columns, fontsize=8, columnspacing=1.2, handlelength=1.4
+    )
 
 
 def _row(figure: Figure, count: int) -> list[Axes]:

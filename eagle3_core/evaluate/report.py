@@ -39,7 +39,7 @@ class Report(Section):
     baseline_sweep: tuple[SweepPoint, ...]
     pretended: tuple[Pretended, ...] = Field(description="Speeds at acceptance lengths that the server pretended.")
     pretended_break_even: dict[int, float | None] = Field(description="By requests in flight, from those.")
-    paces: str = Field(description="Speed of the primary shape at each concurrency, in words.")
+    paces: str = Field(description="Speed of the primary shape at each concurrency, where it decides, in words.")
     differences: tuple[Difference, ...]
     parity: dict[str, Any]
     validation: dict[str, Any] = Field(description="The trainer's figures by depth.")

@@ -1,21 +1,24 @@
-"""Serve held-out prompts on one running server, at each concurrency, and put the figures together."""
+"""Serve held-out prompts on one running server, at each point of a grid, and put the figures together."""
 
 from __future__ import annotations
 
 import hashlib
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from eagle3_core.config.evaluation import EvaluationConfig
 from eagle3_core.data.corpus import AskedPrompt
-from eagle3_core.errors import EngineError, InputError
+from eagle3_core.errors import EngineError, InputError, NotSpeculatingError
 from eagle3_core.evaluate.bench.drive import Hooks, bench
-from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt
+from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt, told_apart
 from eagle3_core.evaluate.bench.results import BenchRun
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.measurement import BASELINE, Measurement, summarise
 from eagle3_core.progress import Progress
+
+if TYPE_CHECKING:
+    from eagle3_core.engine.server import SglangServer
 
 
 def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
@@ -30,37 +33,63 @@ def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
     return sorted(found, key=lambda prompt: hashlib.sha256(prompt.id.encode()).digest())[:limit]
 
 
-def sweep(
-    url: str, prompts: Sequence[AskedPrompt], evaluation: EvaluationConfig, hooks: Hooks, *, ignore_eos: bool = False
+def grid(evaluation: EvaluationConfig) -> BenchPlan:
+    """Return every point that a run measures each shape at; the first decides."""
+    return BenchPlan(
+        concurrency=evaluation.concurrency, max_new_tokens=evaluation.max_new_tokens,
+        temperatures=evaluation.temperatures, repeats=evaluation.repeats,
+    )  # fmt: skip
+
+
+def served(
+    server: SglangServer, prompts: Sequence[AskedPrompt], plan: BenchPlan, progress: Progress, shape: str
 ) -> BenchRun:
-    """Ask every prompt greedily, at each concurrency, in as many passes as asked for, after a warm-up.
+    """Sweep over a server of our own, which should be of `shape`.
+
+    Raises:
+        NotSpeculatingError: it is of another shape, or speculates and no counter says how well.
+        EngineError: it failed; the cause where it died.
+    """
+    hooks = telling(progress, len(prompts) * len(plan.cells) * plan.repeats)
+    try:
+        found = sweep(server.url, prompts, plan, hooks)
+    except EngineError as error:
+        raise server.cause_of_death() or error from None
+    if (found.server.shape or BASELINE) != shape:
+        raise NotSpeculatingError(
+            f"{shape}: expected a server of this shape, found {found.server.title}; end others' servers on port "
+            f"{server.url.rpartition(':')[2]}"
+        )
+    return found
+
+
+def sweep(url: str, prompts: Sequence[AskedPrompt], plan: BenchPlan, hooks: Hooks) -> BenchRun:
+    """Ask every prompt at each point, in as many passes as asked for, after a warm-up.
 
     Raises:
         NotSpeculatingError: the server says it speculates, and no counter says how well.
         EngineError: a request failed; then the shapes would be compared on other prompts.
     """
-    plan = BenchPlan(
-        concurrency=evaluation.concurrency, max_new_tokens=(evaluation.max_new_tokens,), repeats=evaluation.repeats,
-        ignore_eos=ignore_eos,
-    )  # fmt: skip
     asked = [BenchPrompt(prompt.id, prompt.domain or "other", input_ids=tuple(prompt.input_ids)) for prompt in prompts]
     (run,) = bench([url], asked, plan, hooks)
     for cell in run.cells:
         if cell.failed:
+            where = f"{cell.concurrency} in flight{told_apart(cell.cell, plan.cells)}"
             raise EngineError(
-                f"{cell.concurrency} in flight: expected {cell.requests} answers, {cell.failed} failed: "
-                f"{'; '.join(cell.failures)}; look at the server's log"
+                f"{where}: expected {cell.requests} answers, {cell.failed} failed: {'; '.join(cell.failures)}; look at "
+                "the server's log"
             )
     return run
 
 
 def first_point(run: BenchRun, circumstances: Mapping[str, Any]) -> Measurement:
-    """Return the figures at the first concurrency, which decides."""
+    """Return the figures at the first point, which decides."""
     cell = run.cells[0]
-    shape = run.server.shape or BASELINE
-    return summarise(
-        run.answers_at(cell.cell), cell.wall_s, {"shape": shape, **circumstances}, speculating=run.server.speculating
-    )
+    about = {
+        "shape": run.server.shape or BASELINE, "prompts": len(run.prompts), "repeats": run.plan.repeats,
+        **cell.cell._asdict(), **circumstances,
+    }  # fmt: skip
+    return summarise(run.answers_at(cell.cell), cell.wall_s, about, speculating=run.server.speculating)
 
 
 def telling(progress: Progress, answers: int) -> Hooks:

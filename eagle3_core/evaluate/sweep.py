@@ -1,24 +1,27 @@
-"""The figures of a sweep over concurrencies as the report shows them. Pure."""
+"""The figures of a sweep over concurrencies, lengths and temperatures as the report shows them. Pure."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from pydantic import Field
 
 from eagle3_core.config.base import Section
+from eagle3_core.evaluate.bench.plan import Cell, Point
 from eagle3_core.evaluate.bench.results import BenchRun
 from eagle3_core.evaluate.bench.versus import Speedup, compare
 from eagle3_core.evaluate.gate import Word
 
 
-class SweepPoint(Section):
-    """One draft shape, or none, with so many requests in flight."""
+class SweepPoint(Point):
+    """One draft shape, or none, at one point of the grid."""
 
-    concurrency: int
     answers: int
     acceptance_length: float | None
+    trainer_tau: float | None = Field(
+        None, description="The trainer's estimate of it: greedy and at temperature 1, for chains at the first length."
+    )
     tokens_per_s: float = Field(description="Output tokens per second of a whole pass, median over passes.")
     ttft_p50_s: float
     ttft_p99_s: float
@@ -31,21 +34,31 @@ class SweepPoint(Section):
     break_even: float | None = Field(None, description="Acceptance length at which that speed would be 1.")
 
 
-def sweep_points(run: BenchRun, baseline: BenchRun | None = None) -> tuple[SweepPoint, ...]:
-    """Return every point of a sweep, compared with no speculation where that is given.
+Estimate = Callable[[Cell], float | None]
+
+
+def sweep_points(
+    run: BenchRun, baseline: BenchRun | None = None, estimate: Estimate = lambda _cell: None
+) -> tuple[SweepPoint, ...]:
+    """Return every point of a sweep, compared with no speculation at the same point where that is given.
 
     Raises:
         InputError: the two have no point or no prompt in common.
     """
-    rows = {} if baseline is None else {row.concurrency: row for row in compare(run, baseline).cells}
-    shared = set(SweepPoint.model_fields) - {"answers", "speedup", "word", "break_even"}
+    rows = {} if baseline is None else {row.cell: row for row in compare(run, baseline).cells}
+    shared = set(SweepPoint.model_fields) - {"answers", "trainer_tau", "speedup", "word", "break_even"}
     points = []
     for cell in run.cells:
-        row = rows.get(cell.concurrency)
+        row = rows.get(cell.cell)
         compared = {} if row is None else {"speedup": row.speedup, "word": row.word, "break_even": row.break_even}
         figures = {name: getattr(cell, name) for name in shared}
-        points.append(SweepPoint(**figures, answers=cell.overall.answers, **compared))
+        points.append(SweepPoint(**figures, answers=cell.overall.answers, trainer_tau=estimate(cell.cell), **compared))
     return tuple(points)
+
+
+def deciding(points: Sequence[SweepPoint]) -> list[SweepPoint]:
+    """Return the points of all concurrencies at the length and temperature of the first, which decides."""
+    return [point for point in points if point.cell[1:] == points[0].cell[1:]]
 
 
 class Pretended(Section):
@@ -75,9 +88,9 @@ def crossings(pretended: Sequence[Pretended]) -> dict[int, float | None]:
     return found
 
 
-def paces(points: tuple[SweepPoint, ...]) -> str:
-    """Return one clause for each point: a drafter may be faster alone and slower in company."""
-    return "; ".join(f"at {point.concurrency} in flight {_pace(point)}" for point in points)
+def paces(points: Sequence[SweepPoint]) -> str:
+    """Return one clause for each concurrency where it decides: a drafter may be faster alone and slower in company."""
+    return "; ".join(f"at {point.concurrency} in flight {_pace(point)}" for point in deciding(points))
 
 
 def _pace(point: SweepPoint) -> str:

@@ -16,8 +16,10 @@ class TrainerFigures:
 
     values: Mapping[str, Any]
 
-    def tau_chain(self, num_steps: int, ids: Iterable[str] | None = None) -> float:
+    def tau_chain(self, num_steps: int, ids: Iterable[str] | None = None, *, sampling: bool = False) -> float:
         """Return completion tokens per verify pass of a chain of `num_steps`, over `ids` or over all samples.
+
+        Greedy, or to be expected where the target samples at temperature 1.
 
         Raises:
             ArtifactError: the trainer did not look that deep, or at none of these samples.
@@ -28,9 +30,8 @@ class TrainerFigures:
         names = self.shared(samples if ids is None else ids)
         if not names:
             raise ArtifactError("validation.json: expected figures of the served held-out samples, found none of them")
-        walks = (
-            Walk(samples[name]["completion_tokens"], samples[name]["verify_passes"][num_steps - 1]) for name in names
-        )
+        passes = "verify_passes_sampling" if sampling else "verify_passes"
+        walks = (Walk(samples[name]["completion_tokens"], samples[name][passes][num_steps - 1]) for name in names)
         return Walk.pool(walks).accept_length
 
     def shared(self, ids: Iterable[str]) -> list[str]:

@@ -50,7 +50,7 @@ class Measured:
 
     divergence: torch.Tensor  # float32 [R], the forward KL; 0 where the draft vocab lacks the target's greedy token
     correct: torch.Tensor  # bool [R], the draft's greedy token is the target's
-    overlap: torch.Tensor  # float32 [R], sum over tokens of min(target, drafter): acceptance at temperature 1
+    likely: torch.Tensor  # float32 [R], the target's probability of the draft's greedy token, at temperature 1
 
 
 @torch.no_grad()
@@ -67,9 +67,10 @@ def measure(
         logits = drafter.multiply(states[here], ["lm_head.weight"]).float()
         wanted = teacher.probabilities[labels].float()
         diverged = divergence(logits, wanted, teacher.entropy[labels], "kl")
-        overlap = torch.minimum(wanted * mass[labels, None], logits.softmax(-1)).sum(-1)
-        found.append((diverged, logits.argmax(-1), overlap))
-    diverged, best, overlap = (torch.cat(parts) for parts in zip(*found, strict=True))
+        best = logits.argmax(-1)
+        likely = wanted.gather(-1, best[:, None]).squeeze(-1) * mass[labels]
+        found.append((diverged, best, likely))
+    diverged, best, likely = (torch.cat(parts) for parts in zip(*found, strict=True))
     counted, label = supervised[:used], teacher.token[step:]
     right = counted & (best == label)
 
@@ -77,7 +78,7 @@ def measure(
         # Rows without a label may hold anything, NaN included.
         return torch.cat((values.masked_fill(~where, 0), values.new_zeros(len(carried) - used)))
 
-    return Measured(every_row(diverged, counted & (label >= 0)), every_row(right, counted), every_row(overlap, counted))
+    return Measured(every_row(diverged, counted & (label >= 0)), every_row(right, counted), every_row(likely, counted))
 
 
 @dataclass(frozen=True, slots=True)

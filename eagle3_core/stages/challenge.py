@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config.champion import Champion
-from eagle3_core.config.evaluation import DraftShape
 from eagle3_core.context import StageContext
 from eagle3_core.data.corpus import AskedPrompt, read_prompt_set
 from eagle3_core.data.prompts import conversation
-from eagle3_core.errors import EngineError, InputError, NotSpeculatingError
+from eagle3_core.errors import InputError
 from eagle3_core.identity import require_target, resolve_target
 from eagle3_core.releases import opened
 from eagle3_core.storage import load
@@ -86,9 +85,9 @@ def _compared(
     order = ((CHAMPION, passes), (CHALLENGER, 2 * passes), (CHAMPION, passes))
     answers: dict[str, list[StreamedAnswer]] = {CHALLENGER: [], CHAMPION: []}
     for side, count in order:
-        served = _serve(context, side, drafters[side], asked, count)
+        given = _serve(context, side, drafters[side], asked, count)
         begun = 1 + max((answer.repeat for answer in answers[side]), default=-1)
-        answers[side] += [answer.model_copy(update={"repeat": answer.repeat + begun}) for answer in served]
+        answers[side] += [answer.model_copy(update={"repeat": answer.repeat + begun}) for answer in given]
     against = compare_drafters(evaluation.primary, answers[CHALLENGER], answers[CHAMPION])
     said = (f"{against.word} than {champion.drafter.key}" if against.word != "no difference shown"
             else f"no difference from {champion.drafter.key} shown")  # fmt: skip
@@ -128,21 +127,14 @@ def _serve(
     """Return the answers of one server."""
     from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
-    from eagle3_core.evaluate.serve import sweep, telling
+    from eagle3_core.evaluate.serve import grid, served
     from eagle3_core.export.directory import materialise
 
     run = context.run
-    evaluation = run.evaluation.model_copy(update={"repeats": passes, "concurrency": run.evaluation.concurrency[:1]})
+    asked = grid(run.evaluation).first.model_copy(update={"repeats": passes})
     directory = materialise(load(context.store, drafter), context.work / side)
-    shape = DraftShape.from_name(evaluation.primary)
+    shape = run.evaluation.primary_shape
     plan = LaunchPlan.speculate(resolve_target(run), run.target.dtype, run.serving, directory, shape)
     context.progress.phase(f"{side}: {drafter.key} at {shape.name}")
     with SglangServer.of_stage(plan, context) as server:
-        try:
-            found = sweep(server.url, prompts, evaluation, telling(context.progress, len(prompts) * passes))
-        except EngineError as error:
-            raise server.cause_of_death() or error from None
-        if found.server.shape != shape.name:
-            raise NotSpeculatingError(f"{side}: expected a server of {shape.name}, found {found.server.title}; end "
-                                      f"others' servers on port {server.url.rpartition(':')[2]}")  # fmt: skip
-    return list(found.answers)
+        return list(served(server, prompts, asked, context.progress, shape.name).answers)

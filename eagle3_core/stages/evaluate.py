@@ -14,8 +14,7 @@ from eagle3_core.context import StageContext
 from eagle3_core.data.corpus import read_prompt_set
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan
-from eagle3_core.engine.platform import resolve_device
-from eagle3_core.errors import EngineError, NotSpeculatingError
+from eagle3_core.engine.platform import check_sampling, resolve_device
 from eagle3_core.identity import require_target, resolve_target
 from eagle3_core.pipeline import SIMULATED, shape_names
 from eagle3_core.storage import commit, find, load
@@ -33,12 +32,13 @@ EFFECTIVE = ("attention_backend", "cuda_graph_bs", "disable_radix_cache", "dtype
 def run(context: StageContext) -> Ref:
     """Write `sweep.json` and `measurement.json` of the shape `context.index`; index 0 is no speculation.
 
-    The sweep holds every answer at every concurrency; the measurement is the first point of it, which decides.
+    The sweep holds every answer at every point of the grid; the measurement is the first point of it, which decides.
 
     The baseline says nothing about the drafter, so it is also committed under a name of its own and found again there
     when another drafter meets the same prompts.
 
     Raises:
+        ConfigError: drafts are to be verified by sampling where SGLang does not.
         NotSpeculatingError: the server does not use the drafter, or its counters contradict each other.
         EngineError: the server failed.
     """
@@ -70,7 +70,7 @@ def _baseline_key(context: StageContext) -> str:
             "version": context.stage.version,
             "config": context.run.slice(("target", "serving")),
             "evaluation": evaluation.model_dump(
-                mode="json", include={"max_prompts", "max_new_tokens", "concurrency", "repeats"}
+                mode="json", include={"max_prompts", "max_new_tokens", "concurrency", "temperatures", "repeats"}
             ),
             "prompt_set": context.inputs["prompt_set"].manifest_sha256,
             "engine": require_known_good(),
@@ -83,8 +83,8 @@ def _baseline_key(context: StageContext) -> str:
 def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     """Start a server, serve, write both files; return the facts for the reference."""
     from eagle3_core.engine.server import SglangServer
-    from eagle3_core.evaluate.measurement import BASELINE, check_counters, check_pretended
-    from eagle3_core.evaluate.serve import first_point, held_out, sweep, telling
+    from eagle3_core.evaluate.measurement import BASELINE, check_counters, check_pretended, pool
+    from eagle3_core.evaluate.serve import first_point, grid, held_out, served
 
     run, prompt_set = context.run, context.input("prompt_set")
     require_target(run, prompt_set.manifest.facts["target"])
@@ -92,29 +92,22 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     run.evaluation.require_prompts(len(prompts))
     shape, _, pretended = name.partition(SIMULATED)
     plan = _plan(context, shape, float(pretended) if pretended else None)
+    asked = grid(run.evaluation)
+    if pretended:
+        # What a server pretends is no text: where it would end, or what it would sample, means nothing.
+        asked = asked.first.model_copy(update={"concurrency": asked.concurrency, "ignore_eos": True})
     with SglangServer.of_stage(plan, context) as server, server.client() as client:
-        try:
-            total = len(prompts) * run.evaluation.repeats * len(run.evaluation.concurrency)
-            hooks = telling(context.progress, total)
-            # What a server pretends is no text, and where it would end means nothing.
-            found = sweep(server.url, prompts, run.evaluation, hooks, ignore_eos=bool(pretended))
-        except EngineError as error:
-            raise server.cause_of_death() or error from None
+        found = served(server, prompts, asked, context.progress, shape)
         server_length = client.counters().avg_spec_accept_length
         circumstances: dict[str, Any] = {
-            "device": plan.device, "startup_s": server.ready_s, "prompts": len(prompts),
+            "device": plan.device, "startup_s": server.ready_s, "server_acceptance_length": server_length,
             "engine": {key: server.effective.get(key) for key in EFFECTIVE},
-            "repeats": run.evaluation.repeats, "concurrency": run.evaluation.concurrency[0],
-            "max_new_tokens": run.evaluation.max_new_tokens, "server_acceptance_length": server_length,
         }  # fmt: skip
     measurement = first_point(found, circumstances)
-    if measurement.shape != shape:
-        raise NotSpeculatingError(f"{shape}: expected a server of this shape, found {measurement.shape}; end others' "
-                                  f"servers on port {server.url.rpartition(':')[2]}")  # fmt: skip
     if pretended:
         check_pretended(measurement.overall, float(pretended), name)
     elif shape != BASELINE:
-        check_counters(measurement.overall, server_length, name)
+        check_counters(pool(found.answers, speculating=True), server_length, name)
     (staged / SWEEP).write_text(found.model_dump_json(), encoding="utf-8")
     (staged / MEASUREMENT).write_text(measurement.model_dump_json(indent=1), encoding="utf-8")
     return _facts(measurement)
@@ -127,6 +120,7 @@ def _plan(context: StageContext, shape: str, pretended: float | None) -> LaunchP
     run, target = context.run, resolve_target(context.run)
     if shape == BASELINE:
         return LaunchPlan.serve(target, run.target.dtype, run.serving)
+    check_sampling(run.evaluation.temperatures, resolve_device(run.serving.device))
     drafter = materialise(context.input("drafter"), context.work / "drafter")
     plan = LaunchPlan.speculate(target, run.target.dtype, run.serving, drafter, DraftShape.from_name(shape))
     return replace(plan, pretended_length=pretended)

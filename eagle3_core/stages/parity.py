@@ -50,7 +50,7 @@ def run(context: StageContext) -> Ref:
     depth = evaluation.primary_shape.num_steps
     context.progress.phase(f"comparing logits and tau on {len(samples)} held-out samples")
     network = _network(checkpoint, sizes, ends, drafter.manifest.facts["dtype"])
-    parity = compare(reference, trained_logits(network), samples, depth, evaluation.max_new_tokens)
+    parity = compare(reference, trained_logits(network), samples, depth, evaluation.max_new_tokens[0])
     (context.work / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
     trainer = TrainerFigures(checkpoint.json("validation.json"))
     require(parity, trainer.tau_chain(depth, [sample.id for sample in samples]))

@@ -24,7 +24,7 @@ from eagle3_core.engine.effective import validate
 from eagle3_core.engine.fingerprint import require_known_good
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.layers import engine_layer_ids
-from eagle3_core.engine.platform import resolve_device
+from eagle3_core.engine.platform import check_sampling, resolve_device
 from eagle3_core.errors import Eagle3Error, PreflightError, StorageFullError
 from eagle3_core.estimate import feature_bytes_per_token
 from eagle3_core.export.configs import write_config
@@ -54,7 +54,8 @@ def run(context: StageContext) -> Ref:
     staged = context.staged()
     (staged / "preflight.json").write_text(json.dumps(found, indent=1, default=str), encoding="utf-8")
     context.progress.update(len(found), len(found), "checks")
-    shown = {"checks": ", ".join(found), "attention": found["flags"]["attention"], **found["held-out split"]}
+    shown = {"checks": ", ".join(found), "attention": found["flags"]["attention"], **found["held-out split"],
+             "evaluation": context.run.evaluation.told}  # fmt: skip
     return context.commit(staged, ref_facts=shown, replace=True)
 
 
@@ -64,6 +65,7 @@ def _quick(context: StageContext) -> dict[str, Callable[[], Any]]:
     return {
         "trackers": lambda: require_trackers(config.training.trackers),
         "shared memory": _shared_memory,
+        "sampling": lambda: check_sampling(config.evaluation.temperatures, resolve_device(config.serving.device)),
         "host": lambda: {"python": platform.python_version(), "device": resolve_device(config.serving.device)},
         "drafter": lambda: _drafter(config),
         "warm start": lambda: require_start(config, store, _sizes(config)),

@@ -200,15 +200,15 @@ def tracked_rows(metrics: Sequence[dict[str, Any]]) -> dict[int, dict[str, float
 def render(table: list[dict[str, Any]], step: int, improved: bool) -> str:
     """Return the table people read at a validation."""
 
-    def cell(value: float | None, width: int, digits: int) -> str:
-        return f"{'--':>{width}}" if value is None else f"{value:{width}.{digits}f}"
+    def cell(value: float | None, name: str, digits: int) -> str:
+        return f"{'--' if value is None else format(value, f'.{digits}f'):>{max(5, len(name))}}"
 
-    columns = (("full_acc", 8, 3), ("cond_acc", 8, 3), ("tau", 5, 2), ("tau_chain", 9, 2), ("cond_acceptance", 15, 3),
-               ("tau_sampling", 12, 2), ("train_tau", 9, 2), ("train_tau_sampling", 18, 2), ("loss", 5, 2))  # fmt: skip
-    head = "  ".join(f"{name:>{width}}" for name, width, _ in columns)
+    columns = {"full_acc": 3, "cond_acc": 3, "tau": 2, "tau_chain": 2, "cond_acceptance": 3, "tau_sampling": 2,
+               "tau_chain_sampling": 2, "train_tau": 2, "train_tau_sampling": 2, "loss": 2}  # fmt: skip
+    head = "  ".join(f"{name:>5}" for name in columns)
     lines = [f"held-out at step {step:,}{' (best so far)' if improved else ''}", f"  depth  {head}    chains"]
     for row in table:
-        cells = "  ".join(cell(row[name], width, digits) for name, width, digits in columns)
+        cells = "  ".join(cell(row[name], name, digits) for name, digits in columns.items())
         lines.append(f"  {row['k']:5d}  {cells}  {row['valid']:8,}")
     return "\n".join(lines)
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
+
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from eagle3_core.errors import NotSpeculatingError
-from eagle3_core.evaluate.acceptance import DepthCounts, Walk, chain_walk
+from eagle3_core.evaluate.acceptance import DepthCounts, Walk, chain_walk, expected_passes
 
 
 def simulate_server(right, num_steps, max_tokens):
@@ -29,6 +32,28 @@ def test_chain_walk_equals_a_token_by_token_simulation(data, num_steps, max_toke
     accepted = [next((i for i, ok in enumerate(row) if not ok), len(row)) for row in right]
     walk = chain_walk(accepted, num_steps, max_tokens)
     assert (walk.completion_tokens, walk.verify_passes) == simulate_server(right, num_steps, max_tokens)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 6), st.integers(0, 2**16))
+def test_the_passes_to_expect_are_the_mean_over_every_way_it_can_go(tokens, depth, longest, seed):
+    """Each draft token of each position is accepted or not, by its own probability: all outcomes, walked one by one."""
+    single = np.random.default_rng(seed).uniform(size=(tokens, depth))
+    mean = [0.0] * depth
+    for outcome in itertools.product(range(depth + 1), repeat=tokens):
+        weight = 1.0
+        for row, accepted in zip(single, outcome, strict=True):
+            weight *= row[:accepted].prod() * (1 - row[accepted] if accepted < depth else 1)
+        for steps in range(1, depth + 1):
+            mean[steps - 1] += weight * chain_walk(outcome, steps, longest).verify_passes
+    assert expected_passes(single.cumprod(axis=1), longest) == pytest.approx(mean)
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(1, 30))
+def test_of_a_target_that_is_sure_the_passes_to_expect_are_those_of_the_walk(accepted, longest):
+    likely = np.array([[float(count > at) for at in range(4)] for count in accepted])
+    walked = [chain_walk(accepted, steps, longest).verify_passes for steps in range(1, 5)]
+    assert expected_passes(likely, longest) == walked
 
 
 def test_the_first_token_costs_no_verify_pass_and_the_last_pass_is_cut():

@@ -88,4 +88,5 @@ def test_a_plan_says_that_its_tokens_are_an_estimate_and_never_zero_hours(tmp_pa
     said = CliRunner().invoke(app, ["plan", "demo", "--root", str(tmp_path)]).stdout
     assert "half of data.max_new_tokens" in said
     assert "under 0.01 GPU-hours" in said
+    assert "passes over" in said
     assert "about" not in CliRunner().invoke(app, ["plan", "demo", "--tokens", "100", "--root", str(tmp_path)]).stdout

@@ -2,7 +2,7 @@
 
 import pytest
 
-from eagle3_core.config import DraftShape, RunConfig
+from eagle3_core.config import DraftShape, EvaluationConfig, RunConfig
 from eagle3_core.config.recipes import load_recipe, parse_override, recipe_names
 from eagle3_core.errors import ConfigError
 from eagle3_core.pipeline import STAGES
@@ -51,8 +51,19 @@ def test_another_sweep_trains_nothing_anew_and_another_depth_does():
     sections = STAGES["train"].sections
     base = load_recipe("demo").slice(sections)
     sweep = {"evaluation.concurrency": [1, 4], "evaluation.max_prompts": 40, "evaluation.repeats": 2}
+    sweep |= {"evaluation.temperatures": [0, 1], "evaluation.max_new_tokens": [192, 16]}
     assert load_recipe("demo", sweep).slice(sections) == base
     assert load_recipe("demo", {"evaluation.primary": "3/1/4"}).slice(sections) != base
+    assert load_recipe("demo", {"evaluation.max_new_tokens": [16, 192]}).slice(sections) != base
+
+
+def test_points_beside_the_first_leave_the_challenge_as_it_is():
+    sections = STAGES["challenge"].sections
+    base = load_recipe("demo").slice(sections)
+    more = {"evaluation.concurrency": [1, 4], "evaluation.temperatures": [0, 1], "evaluation.max_new_tokens": [192, 16]}
+    assert load_recipe("demo", more).slice(sections) == base
+    for key, value in (("concurrency", [4, 1]), ("max_new_tokens", 16), ("repeats", 3)):
+        assert load_recipe("demo", {f"evaluation.{key}": value}).slice(sections) != base
 
 
 @pytest.mark.parametrize(
@@ -101,6 +112,45 @@ def test_an_answer_as_long_as_the_whole_sample_is_refused():
 def test_one_concurrency_or_several_can_be_asked_for(typed, meant):
     run = load_recipe("production", dict([parse_override(f"evaluation.concurrency={typed}")]))
     assert run.evaluation.concurrency == meant
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("64", (64,)), ("[64, 256]", (64, 256))])
+def test_one_length_or_several_can_be_asked_for(typed, meant):
+    run = load_recipe("production", dict([parse_override(f"evaluation.max_new_tokens={typed}")]))
+    assert run.evaluation.max_new_tokens == meant
+
+
+@pytest.mark.parametrize(("typed", "meant"), [("0", (0.0,)), ("[0, 0.7, 1]", (0.0, 0.7, 1.0))])
+def test_one_temperature_or_several_can_be_asked_for(typed, meant):
+    run = load_recipe("production", dict([parse_override(f"evaluation.temperatures={typed}")]))
+    assert run.evaluation.temperatures == meant
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "why"),
+    [
+        ("temperatures", "[0.7, 0]", "expected 0 first: the gate"),
+        ("temperatures", "1", "expected 0 first"),
+        ("temperatures", "[0, 1, 1]", "each once"),
+        ("temperatures", "[0, 3]", "at most 2"),
+        ("max_new_tokens", "[64, 64]", "each once"),
+        ("max_new_tokens", "[64, 4]", "at least 8"),
+        ("max_new_tokens", "[]", "a list of at least 1"),
+    ],
+)
+def test_a_grid_that_means_nothing_is_refused(key, typed, why):
+    with pytest.raises(ConfigError, match=why):
+        load_recipe("production", dict([parse_override(f"evaluation.{key}={typed}")]))
+
+
+def test_how_much_will_be_served_is_told_pass_by_pass():
+    """Two shapes and none at eight points, three times; a server that pretends knows one length and temperature."""
+    grid = {"shapes": ["3/1/4", "5/1/6"], "primary": "3/1/4", "concurrency": [1, 4], "max_new_tokens": [100, 300],
+            "temperatures": [0, 1], "repeats": 3, "simulated_lengths": [2], "max_prompts": 10}  # fmt: skip
+    found = EvaluationConfig.parse(grid, "test")
+    assert found.passes == 3 * (3 * 8 + 1 * 2)
+    tokens = 3 * 10 * (3 * 2 * 2 * (100 + 300) + 2 * 100)
+    assert found.told == f"78 passes over 10 prompts or fewer, by 4 servers; at most {tokens:,} answer tokens"
 
 
 UNMEASURABLE = [("[8, 8]", "each once"), ("300", "at least as many prompts"), ("[]", "a list of at least 1"),

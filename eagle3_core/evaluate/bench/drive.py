@@ -13,7 +13,7 @@ from pathlib import Path
 from eagle3_core.engine.client import Sampling
 from eagle3_core.errors import InputError, NotSpeculatingError
 from eagle3_core.evaluate.bench.endpoint import Endpoint
-from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt, Cell, check_enough
+from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt, Cell, check_enough, told_apart
 from eagle3_core.evaluate.bench.results import (
     BenchRun,
     CellResult,
@@ -74,7 +74,8 @@ async def _bench(
         for repeat in range(plan.repeats):
             for at, cell in enumerate(plan.order(repeat)):
                 for session in sessions if (repeat + at) % 2 == 0 else reversed(sessions):
-                    hooks.phase(f"{session.endpoint.facts.title}, {cell.concurrency} in flight, pass {repeat + 1}")
+                    where = f"{cell.concurrency} in flight{told_apart(cell, plan.cells)}"
+                    hooks.phase(f"{session.endpoint.facts.title}, {where}, pass {repeat + 1}")
                     await _pass(session, prompts, cell, repeat, plan, hooks)
         return [_run(session, prompts, plan, started.isoformat(), time.monotonic() - began) for session in sessions]
 
@@ -120,7 +121,7 @@ async def _pass(
     """Ask every prompt once, `cell.concurrency` in flight; each repeat starts at another prompt."""
     endpoint, passes = session.endpoint, session.passes[cell]
     speculating = endpoint.facts.speculating
-    sampling = Sampling(cell.max_new_tokens, plan.temperature, plan.ignore_eos)
+    sampling = Sampling(cell.max_new_tokens, cell.temperature, plan.ignore_eos)
     start = repeat * len(prompts) // max(1, plan.repeats)
     queue = iter([(at + start) % len(prompts) for at in range(len(prompts))])
 
@@ -133,8 +134,7 @@ async def _pass(
                 hooks.answer(None)
                 continue
             answer = StreamedAnswer(
-                id=prompts[index].id, domain=prompts[index].domain, repeat=repeat, concurrency=cell.concurrency,
-                max_new_tokens=cell.max_new_tokens, **found,
+                id=prompts[index].id, domain=prompts[index].domain, repeat=repeat, **cell._asdict(), **found
             )  # fmt: skip
             passes.answers.append(answer)
             hooks.answer(answer)

@@ -16,7 +16,7 @@ from eagle3_core.evaluate.bench.results import BenchRun
 from eagle3_core.evaluate.bench.verdict import BenchVerdict
 from eagle3_core.evaluate.bench.versus import CellComparison, Comparison
 
-SCHEMA: Literal["eagle3/bench/1"] = "eagle3/bench/1"
+SCHEMA: Literal["eagle3/bench/2"] = "eagle3/bench/2"
 NAMES = ("bench.json", "bench.csv", "bench.html")
 _MILLI = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "gap_p99_s", "latency_p50_s", "latency_p99_s", "step_s")
 
@@ -24,7 +24,7 @@ _MILLI = ("ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "gap_p99_s", "la
 class BenchFile(Section):
     """The content of bench.json."""
 
-    schema_version: Literal["eagle3/bench/1"] = SCHEMA
+    schema_version: Literal["eagle3/bench/2"] = SCHEMA
     verdict: BenchVerdict
     measured: BenchRun
     against: BenchRun | None
@@ -65,10 +65,10 @@ def write_files(directory: Path, file: BenchFile) -> list[Path]:
 
 def csv_rows(run: BenchRun, comparison: Comparison | None) -> list[dict[str, Any]]:
     """Return one flat row per point and domain, `all` being every prompt; times in milliseconds."""
-    compared = {(row.concurrency, row.max_new_tokens): row for row in (comparison.cells if comparison else ())}
+    compared = {row.cell: row for row in (comparison.cells if comparison else ())}
     rows: list[dict[str, Any]] = []
     for cell in run.cells:
-        point = {"server": run.server.title, "concurrency": cell.concurrency, "max_new_tokens": cell.max_new_tokens}
+        point = {"server": run.server.title, **cell.cell._asdict()}
         times = {name.replace("_s", "_ms"): _milli(getattr(cell, name)) for name in _MILLI}
         counts = {name: getattr(cell, name) for name in ("requests", "failed", "empty", "loops")}
         versus = compared.get(cell.cell)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from eagle3_core.evaluate import plots
+from eagle3_core.evaluate.bench.plan import Point, told_apart
 from eagle3_core.evaluate.bench.results import BenchRun, CellResult
 from eagle3_core.evaluate.bench.verdict import BenchVerdict
 from eagle3_core.evaluate.bench.versus import CellComparison, Comparison
 from eagle3_core.evaluate.page import template
 
 TEMPLATE = "bench.html"
+P = TypeVar("P", bound=Point)
 
 
 def render(run: BenchRun, other: BenchRun | None, comparison: Comparison | None, verdict: BenchVerdict) -> str:
@@ -53,18 +56,22 @@ def _sweep(run: BenchRun, other: BenchRun | None) -> str:
         titles[1] = (other, f"{other.server.title}, the other")
     lines = {
         label: {
-            _label(title, found, length): _line([(cell.concurrency, value(cell)) for cell in found.cells
-                                                 if cell.max_new_tokens == length])
+            f"{title}{apart}": _line([(cell.concurrency, value(cell)) for cell in cells])
             for found, title in titles
-            for length in found.plan.max_new_tokens
+            for apart, cells in _by_line(found.cells)
         }
         for label, value in figures.items()
     }  # fmt: skip
     return plots.curves(lines, "requests in flight", "sweep", "Speed and latency by requests in flight")
 
 
-def _label(title: str, run: BenchRun, length: int) -> str:
-    return title if len(run.plan.max_new_tokens) == 1 else f"{title}, {length} tokens"
+def _by_line(points: Sequence[P]) -> list[tuple[str, list[P]]]:
+    """Return the points of each length and temperature, with what tells them apart."""
+    cells = [point.cell for point in points]
+    found: dict[str, list[P]] = {}
+    for point in points:
+        found.setdefault(told_apart(point.cell, cells), []).append(point)
+    return list(found.items())
 
 
 def _line(points: Sequence[tuple[float, float | None]]) -> plots.Line:
@@ -90,22 +97,18 @@ def _speed(comparison: Comparison) -> str:
 def _lines(
     rows: Sequence[CellComparison], values: dict[str, Callable[[CellComparison], float | None]]
 ) -> dict[str, plots.Line]:
-    lengths = sorted({row.max_new_tokens for row in rows})
     return {
-        label if len(lengths) == 1 else f"{label}, {length}": _line(
-            [(row.concurrency, value(row)) for row in rows if row.max_new_tokens == length]
-        )
-        for length in lengths
+        f"{label}{apart}": _line([(row.concurrency, value(row)) for row in found])
+        for apart, found in _by_line(rows)
         for label, value in values.items()
     }
 
 
 def _positions(run: BenchRun) -> str:
     lines = {
-        _label(f"{cell.concurrency} in flight", run, cell.max_new_tokens): _line(
-            list(enumerate(cell.acceptance_at, start=1))
-        )
-        for cell in run.cells
+        f"{cell.concurrency} in flight{apart}": _line(list(enumerate(cell.acceptance_at, start=1)))
+        for apart, cells in _by_line(run.cells)
+        for cell in cells
         if cell.acceptance_at
     }
     if not lines:
@@ -121,7 +124,7 @@ def _domains(run: BenchRun, comparison: Comparison | None) -> str:
     }
     rows = () if comparison is None else comparison.cells
     for row in rows:
-        if (row.concurrency, row.max_new_tokens) == cell.cell and comparison is not None:
+        if row.cell == cell.cell and comparison is not None:
             panels[f"times the speed of {comparison.against}"[:40]] = {
                 "": {domain.domain: domain.speedup.ratio for domain in row.domains}
             }

@@ -1,14 +1,17 @@
-"""What a benchmark asks: which prompts, at which concurrency and length, in which order. Pure but for reading files."""
+"""What a benchmark asks: which prompts, at which concurrency, length and temperature, in which order.
+
+Pure but for reading files.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
@@ -22,14 +25,38 @@ class Cell(NamedTuple):
 
     concurrency: int
     max_new_tokens: int
+    temperature: float = 0.0
+
+
+def told_apart(cell: Cell, cells: Collection[Cell]) -> str:
+    """Return the length and temperature of a point where others have another: ` (256 tokens, temperature 1)`."""
+    parts = []
+    if len({one.max_new_tokens for one in cells}) > 1:
+        parts.append(f"{cell.max_new_tokens} tokens")
+    if len({one.temperature for one in cells}) > 1:
+        parts.append(f"temperature {cell.temperature:g}")
+    return f" ({', '.join(parts)})" if parts else ""
+
+
+class Point(Section):
+    """Figures of one point of the sweep."""
+
+    concurrency: int
+    max_new_tokens: int
+    temperature: float = Field(description="0 is greedy.")
+
+    @property
+    def cell(self) -> Cell:
+        """Return the point of the sweep."""
+        return Cell(self.concurrency, self.max_new_tokens, self.temperature)
 
 
 class BenchPlan(Section):
-    """How the prompts are asked."""
+    """How the prompts are asked: at every concurrency, length and temperature together; the first point decides."""
 
     concurrency: tuple[int, ...] = Field((1, 2, 4, 8), min_length=1)
     max_new_tokens: tuple[int, ...] = Field((256,), min_length=1)
-    temperature: float = Field(0.0, ge=0, le=2)
+    temperatures: tuple[Annotated[float, Field(ge=0, le=2)], ...] = Field((0.0,), min_length=1)
     repeats: int = Field(1, ge=1, le=100)
     ignore_eos: bool = False
     flush: bool = Field(True, description="Empty the server's prefix cache before every pass.")
@@ -37,7 +64,15 @@ class BenchPlan(Section):
     @property
     def cells(self) -> list[Cell]:
         """Return the points of the sweep."""
-        return [Cell(*pair) for pair in itertools.product(self.concurrency, self.max_new_tokens)]
+        return list(
+            itertools.starmap(Cell, itertools.product(self.concurrency, self.max_new_tokens, self.temperatures))
+        )
+
+    @property
+    def first(self) -> BenchPlan:
+        """Return the plan of the first point alone."""
+        names = ("concurrency", "max_new_tokens", "temperatures")
+        return self.model_copy(update={name: getattr(self, name)[:1] for name in names})
 
     def order(self, repeat: int) -> list[Cell]:
         """Return the points in the order of one repeat: each repeat starts elsewhere, so that drift hits none alone."""

@@ -13,7 +13,7 @@ from eagle3_core.config.base import Section
 from eagle3_core.errors import EngineError, NotSpeculatingError
 from eagle3_core.evaluate.acceptance import Walk
 from eagle3_core.evaluate.bench.endpoint import ServerFacts
-from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
+from eagle3_core.evaluate.bench.plan import BenchPlan, Cell, Point
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.measurement import Pool, acceptance_at, by_domain, pool, quantile
 
@@ -33,11 +33,9 @@ class Passes:
     verify_calls: float | None = None
 
 
-class CellResult(Section):
+class CellResult(Point):
     """One point of the sweep."""
 
-    concurrency: int
-    max_new_tokens: int
     requests: int
     failed: int
     failures: tuple[str, ...] = Field(description="The first few reasons.")
@@ -64,11 +62,6 @@ class CellResult(Section):
     empty: int = Field(description="Answers without a visible character.")
     loops: int = Field(description="Answers that end in a short piece repeated over and over.")
     client_busy: float = Field(description="Share of one core that the load generator used.")
-
-    @property
-    def cell(self) -> Cell:
-        """Return the point of the sweep."""
-        return Cell(self.concurrency, self.max_new_tokens)
 
 
 class BenchRun(Section):
@@ -116,7 +109,7 @@ def summarise_cell(cell: Cell, passes: Passes, speculating: bool) -> CellResult:
         verify = round(passes.verify_calls or 0)
         acceptance = Walk(tokens, verify).accept_length
     return CellResult(
-        concurrency=cell.concurrency, max_new_tokens=cell.max_new_tokens, requests=requests,
+        **cell._asdict(), requests=requests,
         failed=len(passes.failures), failures=tuple(dict.fromkeys(passes.failures))[:3], wall_s=tuple(passes.wall_s),
         tokens_per_s=_rate(answers, passes.wall_s), overall=overall,
         mean_in_flight=sum(answer.latency_s for answer in answers) / sum(passes.wall_s),

@@ -31,6 +31,7 @@ class StreamedAnswer(ServedAnswer):
     completion_tokens: int = Field(ge=0)
     concurrency: int
     max_new_tokens: int
+    temperature: float
     cached_tokens: int = 0
     ttft_s: float = Field(description="Seconds to the first token, waiting in the server's queue included.")
     gaps: tuple[tuple[float, int], ...] = Field(
@@ -42,7 +43,7 @@ class StreamedAnswer(ServedAnswer):
     @property
     def cell(self) -> Cell:
         """Return the point of the sweep."""
-        return Cell(self.concurrency, self.max_new_tokens)
+        return Cell(self.concurrency, self.max_new_tokens, self.temperature)
 
 
 class _Reader:

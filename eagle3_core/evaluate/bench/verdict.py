@@ -1,10 +1,13 @@
-"""Say in words what a benchmark shows at each concurrency, and what may be wrong with it. Pure."""
+"""Say in words what a benchmark shows at each point, and what may be wrong with it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 from eagle3_core.config.base import Section
+from eagle3_core.engine.platform import VERIFIES_GREEDILY
+from eagle3_core.evaluate.bench.plan import Point, told_apart
 from eagle3_core.evaluate.bench.results import BenchRun, CellResult
 from eagle3_core.evaluate.bench.versus import EARLY, CellComparison, Comparison
 from eagle3_core.evaluate.gate import DEAD_BELOW
@@ -16,6 +19,8 @@ CACHED = 0.5
 FEW_PROMPTS = 8
 DEAD = ("the drafter contributes nothing (acceptance length {:.2f}); check its parameter names, d2t, the aux layers, "
         "that it was trained for this target, and that the algorithm is EAGLE3")  # fmt: skip
+
+P = TypeVar("P", bound=Point)
 
 
 class BenchVerdict(Section):
@@ -30,21 +35,46 @@ def verdict(
     run: BenchRun, comparison: Comparison | None, other: BenchRun | None, expected: float | None
 ) -> BenchVerdict:
     """Judge one benchmark; `expected` is the acceptance length that the training promised."""
-    known = [cell.acceptance_length for cell in run.cells if cell.acceptance_length is not None]
+    known = _acceptance(run, min(run.plan.temperatures))
     dead = bool(known) and min(known) < DEAD_BELOW
     if dead:
         head = "Drafter dead: " + DEAD.format(min(known))
     elif not run.server.speculating:
         head = "Baseline: this server does not speculate"
     else:
-        head = f"Acceptance length {_span(known)} tokens per verify pass, the bonus token included"
+        head = f"Acceptance length {_spans(run)} tokens per verify pass, the bonus token included"
     if comparison is not None:
         pace = _paces(comparison)
     else:
         pace = "its speed is known, a speedup is not (--baseline, --against)" if run.server.speculating else ""
-    notes = [*_expectation(known, expected), *_versus(comparison, run, other), *_circumstances(run)]
+    notes = [*_expectation(known, expected), *_sampled_greedily(run), *_versus(comparison, run, other),
+             *_circumstances(run)]  # fmt: skip
     return BenchVerdict(dead=dead, summary=". ".join(filter(None, (head, pace[:1].upper() + pace[1:]))) + ".",
                         notes=tuple(notes))  # fmt: skip
+
+
+def _acceptance(run: BenchRun, temperature: float) -> list[float]:
+    """Return the known acceptance lengths at one temperature; the lowest is what a drafter is judged by."""
+    return [cell.acceptance_length for cell in run.cells
+            if cell.acceptance_length is not None and cell.temperature == temperature]  # fmt: skip
+
+
+def _spans(run: BenchRun) -> str:
+    spans = {temperature: _span(_acceptance(run, temperature)) for temperature in sorted(run.plan.temperatures)}
+    if len(spans) == 1:
+        return next(iter(spans.values()))
+    return ", ".join(f"{span} at temperature {temperature:g}" for temperature, span in spans.items())
+
+
+def _sampled_greedily(run: BenchRun) -> list[str]:
+    """Say of answers that were to be sampled that they were not."""
+    device = str(run.server.arguments.get("device"))
+    sampled = [temperature for temperature in run.plan.temperatures if temperature > 0]
+    if not sampled or not run.server.speculating or device not in VERIFIES_GREEDILY:
+        return []
+    asked = " and ".join(f"{temperature:g}" for temperature in sampled)
+    return [f"not sampled: temperature {asked} was asked for, but on {device} SGLang's verify pass takes the target's "
+            "likeliest token at any temperature; these acceptance lengths are greedy ones"]  # fmt: skip
 
 
 def _span(values: Sequence[float]) -> str:
@@ -53,12 +83,14 @@ def _span(values: Sequence[float]) -> str:
 
 
 def _paces(comparison: Comparison) -> str:
-    several = len({row.max_new_tokens for row in comparison.cells}) > 1
-    parts = []
-    for row in comparison.cells:
-        where = f"at {row.concurrency}" + (f" ({row.max_new_tokens} tokens)" if several else "")
-        parts.append(f"{where} {_pace(row)}")
+    parts = [f"{where} {_pace(row)}" for where, row in _named(comparison.cells)]
     return f"against {comparison.against}: " + "; ".join(parts)
+
+
+def _named(points: Sequence[P]) -> list[tuple[str, P]]:
+    """Return each point with its name, which has in it what differs."""
+    cells = [point.cell for point in points]
+    return [(f"at {point.concurrency}{told_apart(point.cell, cells)}", point) for point in points]
 
 
 def _pace(row: CellComparison) -> str:
@@ -88,25 +120,24 @@ def _versus(comparison: Comparison | None, run: BenchRun, other: BenchRun | None
         mine, theirs = run.server.arguments.get(name), other.server.arguments.get(name)
         if mine != theirs:
             notes.append(f"not the same {name}: {mine}, the other server {theirs}")
-    if run.plan.model_dump(include={"temperature", "ignore_eos"}) != other.plan.model_dump(
-        include={"temperature", "ignore_eos"}
-    ):
-        notes.append("the other benchmark sampled differently")
+    if run.plan.ignore_eos != other.plan.ignore_eos:
+        notes.append("one of the two ignored the end of an answer (--ignore-eos), the other did not")
+    missing = len(run.cells) - len(comparison.cells)
+    if missing:
+        notes.append(f"{missing} of {len(run.cells)} points have no counterpart in the other benchmark")
     if min(run.plan.repeats, other.plan.repeats) == 1:
         notes.append("a single pass: how much the machine drifts is assumed, not measured; --repeats 3 measures it")
-    for row in comparison.cells:
+    for where, row in _named(comparison.cells):
         if row.equal is not None and row.equal < row.compared:
             early = f", {row.parted_early} of them within {EARLY} tokens" if row.parted_early else ""
-            notes.append(
-                f"at {row.concurrency}: {row.compared - row.equal} of {row.compared} greedy answers differ{early}"
-            )
+            notes.append(f"{where}: {row.compared - row.equal} of {row.compared} greedy answers differ{early}")
         if row.speedup.prompts < FEW_PROMPTS:
-            notes.append(f"at {row.concurrency}: only {row.speedup.prompts} prompts, the interval is a guess")
+            notes.append(f"{where}: only {row.speedup.prompts} prompts, the interval is a guess")
     return notes
 
 
 def _circumstances(run: BenchRun) -> list[str]:
-    return [f"at {cell.concurrency}: {text}" for cell in run.cells for text in _flags(cell)]
+    return [f"{where}: {text}" for where, cell in _named(run.cells) for text in _flags(cell)]
 
 
 def _flags(cell: CellResult) -> list[str]:

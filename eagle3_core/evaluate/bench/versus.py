@@ -21,6 +21,7 @@ from pydantic import Field
 
 from eagle3_core.config.base import Section
 from eagle3_core.errors import InputError
+from eagle3_core.evaluate.bench.plan import Point
 from eagle3_core.evaluate.bench.results import BenchRun, CellResult
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.gate import DEAD_BELOW, Word
@@ -52,11 +53,9 @@ class DomainSpeedup(Section):
     acceptance_length: float | None
 
 
-class CellComparison(Section):
+class CellComparison(Point):
     """One point of the sweep."""
 
-    concurrency: int
-    max_new_tokens: int
     word: Word
     speedup: Speedup
     throughput_ratio: float = Field(description="Output tokens per second of whole passes, medians.")
@@ -89,11 +88,11 @@ def compare(run: BenchRun, other: BenchRun) -> Comparison:
         theirs = other.at(cell.cell)
         pairs = paired(run.answers_at(cell.cell), other.answers_at(cell.cell))
         if theirs is not None and pairs:
-            rows.append(_compare_cell(cell, theirs, pairs, run.plan.temperature, baseline))
+            rows.append(_compare_cell(cell, theirs, pairs, baseline))
     if not rows:
         raise InputError(
             "expected a point of the sweep and prompts that both benchmarks have, found none; measure with the same "
-            f"--prompts, --concurrency and --max-new-tokens as {other.server.url}"
+            f"--prompts, --concurrency, --max-new-tokens and --temperature as {other.server.url}"
         )
     title = "no speculation" if baseline else f"{other.server.title} at {other.server.url}"
     return Comparison(against=title, baseline=baseline, cells=tuple(rows))
@@ -130,19 +129,17 @@ def _pace(answer: StreamedAnswer) -> tuple[float, float]:
     return float(answer.completion_tokens), answer.latency_s
 
 
-def _compare_cell(
-    mine: CellResult, theirs: CellResult, pairs: Sequence[Pair], temperature: float, baseline: bool
-) -> CellComparison:
+def _compare_cell(mine: CellResult, theirs: CellResult, pairs: Sequence[Pair], baseline: bool) -> CellComparison:
     speed, acceptance = speedup(pairs), mine.acceptance_length
     differing = [pair.ids for pair in pairs if pair.ids[0] != pair.ids[1]]
     costs = mine.step_s / theirs.step_s if mine.step_s and theirs.step_s and acceptance and baseline else None
     domains = sorted({pair.domain for pair in pairs})
     return CellComparison(
-        concurrency=mine.concurrency, max_new_tokens=mine.max_new_tokens, word=word(speed, acceptance), speedup=speed,
+        **mine.cell._asdict(), word=word(speed, acceptance), speedup=speed,
         throughput_ratio=mine.tokens_per_s / theirs.tokens_per_s, acceptance_length=acceptance, cost_ratio=costs,
         break_even=break_even(mine, theirs) if costs else None, compared=len(pairs),
-        equal=len(pairs) - len(differing) if temperature == 0 else None,
-        parted_early=sum(first_difference(*ids) < EARLY for ids in differing) if temperature == 0 else None,
+        equal=len(pairs) - len(differing) if mine.temperature == 0 else None,
+        parted_early=sum(first_difference(*ids) < EARLY for ids in differing) if mine.temperature == 0 else None,
         domains=tuple(
             DomainSpeedup(
                 domain=name, speedup=speedup([pair for pair in pairs if pair.domain == name]),

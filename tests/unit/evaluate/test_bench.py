@@ -32,6 +32,7 @@ class Fake:
         self.text, self.ids, self.fault, self.pass_s = "word", list(range(TOKENS)), "", 0.0
         self.faulty = lambda prompt: True
         self.verified = self.flushed = 0
+        self.asked = []
         self.template = True
         self.__dict__.update(changes)
 
@@ -76,6 +77,8 @@ class Handler(BaseHTTPRequestHandler):
         elif self.path == "/flush_cache":
             fake.flushed += 1
             self.reply(200, "")
+        elif self.path == "/generate" and fake.asked.append(body["sampling_params"]["temperature"]):
+            pass
         elif self.path == "/generate" and not (fake.fault == "503" and fake.faulty(body["input_ids"])):
             self.stream(fake.events(body["input_ids"]))
         else:
@@ -250,6 +253,19 @@ def test_a_concurrency_that_the_prompts_cannot_fill_is_refused():
         measure("http://127.0.0.1:9", concurrency=(1, 64))
 
 
+def test_every_temperature_is_asked_for_at_every_point_and_stands_apart(serve, tmp_path):
+    fake = Fake()
+    result, shown = invoke(tmp_path, serve(fake), "--temperature", "1,0", "--max-new-tokens", "30,60")
+    assert result.exit_code == 0
+    rows = [(row["max_new_tokens"], row["temperature"]) for row in shown["rows"] if row["domain"] == "all"]
+    assert rows == [(30, 0.0), (30, 1.0), (60, 0.0), (60, 1.0)]
+    assert [fake.asked.count(temperature) for temperature in (0, 1)] == [2 + 3 * 2 * 12, 3 * 2 * 12]
+    page = (tmp_path / "out" / "bench.html").read_text()
+    assert "2 in flight (60 tokens, temperature 1)" in page
+    refused, _ = invoke(tmp_path, "http://127.0.0.1:9", "--temperature", "-1", name="other")
+    assert "--temperature: expected numbers from 0 like 0,0.7,1, found -1" in refused.output
+
+
 def test_each_repeat_visits_all_points_and_starts_elsewhere():
     plan = BenchPlan(concurrency=(1, 2, 4, 8), max_new_tokens=(16,), repeats=2)
     orders = [[found.concurrency for found in plan.order(repeat)] for repeat in range(2)]
@@ -320,7 +336,7 @@ def test_a_dead_drafter_fails_the_command_and_the_files_are_there(serve, tmp_pat
 
 def test_a_file_of_another_kind_is_refused(tmp_path):
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(UnknownSchemaError, match="eagle3/bench/1"):
+    with pytest.raises(UnknownSchemaError, match="eagle3/bench/2"):
         read_bench(tmp_path / "x.json")
     with pytest.raises(InputError, match=r"expected the bench\.json"):
         read_bench(tmp_path / "none.json")

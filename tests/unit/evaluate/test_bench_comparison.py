@@ -31,7 +31,7 @@ class Pace:
     ids: dict = dataclasses.field(default_factory=dict)
 
 
-def run(pace: Pace, prompts: int = 20, **plan) -> BenchRun:
+def run(pace: Pace, prompts: int = 20, temperature: float = 0.0, **info) -> BenchRun:
     draw = np.random.default_rng(3)
     cells, answers = [], []
     for concurrency, step_s in pace.step_s.items():
@@ -45,15 +45,18 @@ def run(pace: Pace, prompts: int = 20, **plan) -> BenchRun:
                     output_ids=pace.ids.get(at, tuple(range(TOKENS))), completion_tokens=TOKENS,
                     finish_reason="length", verify_passes=steps if pace.per_pass else None,
                     accept_histogram=(*[0] * (pace.per_pass - 1), steps) if pace.per_pass else None,
-                    latency_s=seconds, concurrency=concurrency, max_new_tokens=TOKENS, ttft_s=TTFT,
+                    latency_s=seconds, concurrency=concurrency, max_new_tokens=TOKENS, temperature=temperature,
+                    ttft_s=TTFT,
                     gaps=((step_s, pace.per_pass or 1),) * steps, empty=False, loop=False,
                 )
             )  # fmt: skip
-        cells.append(summarise_cell(Cell(concurrency, TOKENS), passes, bool(pace.per_pass)))
+        cells.append(summarise_cell(Cell(concurrency, TOKENS, temperature), passes, bool(pace.per_pass)))
         answers += passes.answers
+    info = {**(SPECULATING if pace.per_pass else INFO), **info}
     return BenchRun(
-        server=facts_of("http://here", SPECULATING if pace.per_pass else INFO), prompts={}, started_at="now",
-        plan=BenchPlan(concurrency=tuple(pace.step_s), max_new_tokens=(TOKENS,), repeats=len(pace.drift), **plan),
+        server=facts_of("http://here", info), prompts={}, started_at="now",
+        plan=BenchPlan(concurrency=tuple(pace.step_s), max_new_tokens=(TOKENS,), temperatures=(temperature,),
+                       repeats=len(pace.drift)),
         seconds=1.0, cells=tuple(cells), answers=tuple(answers),
     )  # fmt: skip
 
@@ -129,8 +132,52 @@ def test_greedy_answers_that_differ_are_counted_and_early_ones_flagged():
     assert (
         "at 1: 4 of 20 greedy answers differ, 1 of them within 4 tokens" in verdict(mine, comparison, plain, None).notes
     )
-    sampled = compare(run(Pace({1: 0.012}, per_pass=3), temperature=0.8), plain).cells[0]
-    assert (sampled.equal, sampled.parted_early) == (None, None)
+
+
+def test_sampled_answers_are_compared_in_speed_alone_and_with_sampled_ones():
+    mine, plain = run(Pace({1: 0.012}, per_pass=3), temperature=0.8), run(Pace({1: 0.010}), temperature=0.8)
+    row = compare(mine, plain).cells[0]
+    assert (row.equal, row.parted_early, row.word) == (None, None, "faster")
+    with pytest.raises(InputError, match="and --temperature as"):
+        compare(mine, run(Pace({1: 0.010})))
+
+
+def joined(*runs: BenchRun) -> BenchRun:
+    """Return runs at several temperatures as one."""
+    plan = runs[0].plan.model_copy(update={"temperatures": tuple(one.plan.temperatures[0] for one in runs)})
+    return runs[0].model_copy(
+        update={"plan": plan, "cells": tuple(cell for one in runs for cell in one.cells),
+                "answers": tuple(answer for one in runs for answer in one.answers)}
+    )  # fmt: skip
+
+
+def test_a_drafter_is_judged_by_its_greedy_points_and_each_point_is_named_by_what_differs():
+    mine = joined(run(Pace({1: 0.012}, per_pass=3)), run(Pace({1: 0.012}, per_pass=1), temperature=2.0))
+    plain = run(Pace({1: 0.010}))
+    comparison = compare(mine, plain)
+    found = verdict(mine, comparison, plain, 3.05)
+    assert not found.dead
+    assert found.summary.startswith("Acceptance length 3.05 at temperature 0, 1.02 at temperature 2 tokens per verify")
+    assert "1 of 2 points have no counterpart in the other benchmark" in found.notes
+    assert not [note for note in found.notes if "mismatch" in note]
+    both = joined(plain, run(Pace({1: 0.010}), temperature=2.0))
+    summary = verdict(mine, compare(mine, both), both, None).summary
+    assert "at 1 (temperature 0) faster" in summary
+    assert "at 1 (temperature 2) drafter dead" in summary
+
+
+@pytest.mark.parametrize(("device", "told"), [("cpu", 1), ("xpu", 1), ("cuda", 0)])
+def test_sampling_that_was_none_is_told(device, told):
+    sampled = run(Pace({1: 0.012}, per_pass=3), temperature=0.7, device=device)
+    notes = [
+        note for note in verdict(sampled, None, None, None).notes if note.startswith("not sampled: temperature 0.7")
+    ]
+    assert len(notes) == told
+    for silent in (
+        run(Pace({1: 0.012}, per_pass=3), device=device),
+        run(Pace({1: 0.01}), temperature=0.7, device=device),
+    ):
+        assert not [note for note in verdict(silent, None, None, None).notes if "not sampled" in note]
 
 
 def test_two_drafters_are_compared_without_a_break_even():

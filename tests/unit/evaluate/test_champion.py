@@ -18,7 +18,7 @@ def answer(name, passes, seconds=1.0, repeat=0, domain="code", tokens=TOKENS):
         id=name, domain=domain, repeat=repeat, prompt_tokens=3, output_ids=tuple(range(tokens)),
         completion_tokens=tokens, finish_reason="length", verify_passes=passes,
         accept_histogram=None if passes is None else (passes,), latency_s=seconds, ttft_s=0.1, concurrency=1,
-        max_new_tokens=tokens, empty=False, loop=False,
+        max_new_tokens=tokens, temperature=0.0, empty=False, loop=False,
     )  # fmt: skip
 
 

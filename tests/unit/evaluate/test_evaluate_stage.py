@@ -7,6 +7,7 @@ import pytest
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
+from eagle3_core.errors import ConfigError
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import Progress
 from eagle3_core.stages import evaluate
@@ -59,12 +60,33 @@ def test_the_baseline_is_measured_once_for_all_drafters_on_the_same_prompts(benc
     assert first.facts["baseline"] == second.facts["baseline"]
 
 
-def test_the_baseline_is_measured_anew_for_other_prompts_and_other_settings(bench):
+def test_the_baseline_is_measured_anew_for_other_prompts(bench):
     bench(0, "one")
     bench(0, "one", prompts="q")
-    evaluation = RUN.evaluation.model_copy(update={"concurrency": (1, 4)})
-    bench(0, "one", config=RUN.model_copy(update={"evaluation": evaluation}))
-    assert bench.measured == ["baseline"] * 3
+    assert bench.measured == ["baseline"] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("concurrency", (1, 4)), ("temperatures", (0.0, 1.0)), ("max_new_tokens", (256, 64)), ("repeats", 3)],
+)
+def test_the_baseline_is_measured_anew_at_other_points(bench, name, value):
+    bench(0, "one")
+    bench(0, "one", config=RUN.model_copy(update={"evaluation": RUN.evaluation.model_copy(update={name: value})}))
+    assert bench.measured == ["baseline"] * 2
+
+
+def test_drafts_are_not_measured_at_a_temperature_that_sglang_ignores(tmp_path, monkeypatch):
+    """No server is started for it; without speculation a CPU samples like any other device."""
+    config = RunConfig.parse(
+        {**RUN.model_dump(mode="json"), "evaluation": {"temperatures": [0, 0.7]}, "serving": {"device": "cpu"}}, "test"
+    )
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8}))
+    monkeypatch.setattr(evaluate, "resolve_target", lambda _: tmp_path)
+    context = StageContext(STAGES["evaluate"], config, LocalStore(tmp_path), {}, 0, tmp_path, Progress("x", None))
+    with pytest.raises(ConfigError, match=r"expected 0 alone on cpu, .*, found 0\.7; leave them out"):
+        evaluate._plan(context, "3/1/4", None)
+    assert evaluate._plan(context, "baseline", None).mode == "serve"
 
 
 def test_which_shapes_are_measured_does_not_change_the_baseline(bench):

@@ -17,7 +17,7 @@ from eagle3_core.evaluate.measurement import (
 from eagle3_core.evaluate.serve import held_out
 
 RUN = {"shape": "3/1/4", "device": "cpu", "engine": {}, "prompts": 2, "repeats": 1, "concurrency": 1,
-       "max_new_tokens": 9, "startup_s": 1.0, "server_acceptance_length": None}  # fmt: skip
+       "max_new_tokens": 9, "temperature": 0.0, "startup_s": 1.0, "server_acceptance_length": None}  # fmt: skip
 
 
 def answer(tokens=9, passes=3, histogram=(1, 0, 1, 1), **changes):

@@ -19,8 +19,9 @@ from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
 from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.champion import compare_drafters
-from eagle3_core.evaluate.comparison import Served, differences
+from eagle3_core.evaluate.comparison import Served, compare_shape, differences
 from eagle3_core.evaluate.serve import first_point
+from eagle3_core.evaluate.trainer import TrainerFigures
 from eagle3_core.pipeline import STAGES, output_key, shard_key
 from eagle3_core.progress import Progress
 from eagle3_core.stages import report
@@ -40,6 +41,7 @@ RUN = RunConfig.parse(
     "test",
 )  # fmt: skip
 PROMPTS = ("p0", "p1", "p2")
+FIRST = Cell(1, 9)
 PARITY = {
     "depth": 3, "samples": 3, "positions": 20, "max_logit_difference": 1e-6, "argmax_agreement": 1.0,
     "tau_export": 2.2, "tau_trainer": 2.2, "losses": {"lm_head zeroed": 0.5}, "moved": {"missing norm": 9.0},
@@ -59,48 +61,51 @@ def asked(*trained_on: str) -> str:
 
 def validation(passes=(4, 4, 4)):
     by_depth = [{"k": depth + 1, "tau_chain": 2.25, **ROW} for depth in range(3)]
-    samples = {name: {"completion_tokens": 9, "verify_passes": list(passes)} for name in (*PROMPTS, "p9")}
-    return {"depth": 3, "trainer_tau": 2.25, "by_depth": by_depth, "samples": samples}
+    samples = {
+        name: {"completion_tokens": 9, "verify_passes": list(passes), "verify_passes_sampling": [6.5, 5.0, 4.5]}
+        for name in (*PROMPTS, "p9")
+    }
+    return {"depth": 3, "max_tokens": 9, "trainer_tau": 2.25, "by_depth": by_depth, "samples": samples}
 
 
 def answers(
-    shape: str, changed: str = "", concurrency: int = 1, latency: float | None = None, passes: int = 4
+    shape: str, changed: str = "", cell: Cell = FIRST, latency: float | None = None, passes: int = 4
 ) -> list[StreamedAnswer]:
-    """Speculation halves the time of an answer alone, and doubles it among 64, unless told otherwise."""
+    """Speculation halves the time of an answer alone, doubles it among 64, and leaves a sampled one as it is."""
     speculating = shape != "baseline"
-    alone, crowd = (0.5, 4.0) if speculating else (1.0, 2.0)
-    latency = latency or (alone if concurrency == 1 else crowd)
+    alone, crowd = (0.5 if cell.temperature == 0 else 1.0, 4.0) if speculating else (1.0, 2.0)
+    latency = latency or (alone if cell.concurrency == 1 else crowd)
+    passes = passes if cell.temperature == 0 else 6
     return [
         StreamedAnswer(
             id=name, domain="math" if name == "p0" else "code", repeat=0, prompt_tokens=3,
             output_ids=(*range(8), 99) if name == changed else tuple(range(9)), completion_tokens=9,
             finish_reason="length", verify_passes=passes if speculating else None,
             accept_histogram=(passes - 3, 1, 1, 1) if speculating else None, latency_s=latency, ttft_s=0.1,
-            gaps=((0.1, 2),) * 4, concurrency=concurrency, max_new_tokens=9, empty=False, loop=False,
+            gaps=((0.1, 2),) * 4, empty=False, loop=False, **cell._asdict(),
         )
         for name in PROMPTS
     ]  # fmt: skip
 
 
-def served(shape: str, changed: str = "", concurrency: tuple[int, ...] = (1,), **pace) -> Served:
+def served(shape: str, changed: str = "", concurrency=(1,), lengths=(9,), temperatures=(0.0,), **pace) -> Served:
     speculating = shape != "baseline"
     sizes = dict(zip(("num_steps", "eagle_topk", "num_draft_tokens"), shape.split("/"), strict=False))
     info = {f"speculative_{name}": int(size) for name, size in sizes.items()} if speculating else {}
     cells, found = [], []
-    for many in concurrency:
-        these = answers(shape, changed, many, **pace)
+    plan = BenchPlan(concurrency=concurrency, max_new_tokens=lengths, temperatures=temperatures)
+    for cell in plan.cells:
+        these = answers(shape, changed, cell, **pace)
         wall = sum(answer.latency_s for answer in these)
         passes = Passes(answers=these, wall_s=[wall], client_busy=[0.1])
-        cells.append(summarise_cell(Cell(many, 9), passes, speculating))
+        cells.append(summarise_cell(cell, passes, speculating))
         found += these
     sweep = BenchRun(
         server=facts_of("http://here", {**info, "speculative_algorithm": "EAGLE3" if speculating else None}),
-        plan=BenchPlan(concurrency=concurrency, max_new_tokens=(9,)), prompts={}, started_at="now", seconds=1.0,
-        cells=tuple(cells), answers=tuple(found),
+        plan=plan, prompts=dict.fromkeys(PROMPTS, "d"), started_at="now", seconds=1.0, cells=tuple(cells),
+        answers=tuple(found),
     )  # fmt: skip
-    about = {"device": "cpu", "engine": {"dtype": "float32"}, "prompts": 3, "repeats": 1,
-             "concurrency": concurrency[0], "max_new_tokens": 9, "startup_s": 1.0,
-             "server_acceptance_length": None}  # fmt: skip
+    about = {"device": "cpu", "engine": {"dtype": "float32"}, "startup_s": 1.0, "server_acceptance_length": None}
     return Served(first_point(sweep, about), sweep)
 
 
@@ -273,6 +278,40 @@ def test_faster_alone_and_slower_in_company_is_said_of_each_and_no_single_number
         ("baseline", "1"), ("baseline", "64"), ("3/1/4", "1"), ("3/1/4", "64"),
     ]  # fmt: skip
     assert float(rows[3]["speedup_high"]) < 1
+
+
+def test_other_lengths_and_temperatures_stand_beside_no_speculation_at_the_same_point(pipeline):
+    points = {"concurrency": (1, 64), "max_new_tokens": (9, 12), "temperatures": (0.0, 1.0)}
+    pipeline.run = RUN.model_copy(update={"evaluation": RUN.evaluation.model_copy(update=points)})
+    asked = {"concurrency": (1, 64), "lengths": (9, 12), "temperatures": (0.0, 1.0)}
+    pipeline.measure(*(served(shape, **asked) for shape in ("baseline", "3/1/4", "3/2/8")))
+    assert pipeline.report().facts["acceptance_length"] == 2.25
+    values = json.loads(pipeline.file("report.json"))
+    rows = values["primary"]["sweep"]
+    assert [(row["concurrency"], row["max_new_tokens"], row["temperature"]) for row in rows] == [
+        (1, 9, 0), (1, 9, 1), (1, 12, 0), (1, 12, 1), (64, 9, 0), (64, 9, 1), (64, 12, 0), (64, 12, 1),
+    ]  # fmt: skip
+    assert [row["acceptance_length"] for row in rows[:4]] == [2.25, 1.5, 2.25, 1.5]
+    # The trainer replays answers up to the first length: 27 tokens in 12 passes, and in 13.5 where it samples.
+    assert [row["trainer_tau"] for row in rows[:4]] == [2.25, 2.0, None, None]
+    assert [row["speedup"]["ratio"] for row in rows[:4]] == [2.0, 1.0, 2.0, 1.0]
+    assert {row["trainer_tau"] for row in values["rows"][1]["sweep"]} == {None}
+    assert values["paces"].count("in flight") == 2
+    page = Page()
+    page.feed(pipeline.file("report.html"))
+    assert page.seen.count("svg") == 6
+    assert "12, T 1" in page.text
+    assert "Sampled answers differ by chance" in page.text
+    table = [row for row in csv.DictReader(pipeline.file("report.csv").splitlines()) if row["domain"] == "all"]
+    assert [row["trainer_tau"] for row in table if row["shape"] == "3/1/4"] == ["2.25", "2.0", "", ""] * 2
+    assert {row["temperature"] for row in table} == {"0.0", "1.0"}
+
+
+def test_a_point_that_the_baseline_lacks_is_not_compared_with_another(pipeline):
+    asked = served("3/1/4", temperatures=(0.0, 1.0))
+    (greedy, sampled) = compare_shape(served("baseline"), asked, TrainerFigures(validation())).sweep
+    assert greedy.speedup.ratio == 2.0
+    assert sampled.speedup is None
 
 
 def test_pretended_lengths_show_which_drafter_would_pay_and_judge_nothing(pipeline):

@@ -51,7 +51,8 @@ def stage(tmp_path, monkeypatch):
         return [
             StreamedAnswer(id=one.id, domain="d", repeat=repeat, prompt_tokens=1, output_ids=(1,), completion_tokens=60,
                            finish_reason="length", verify_passes=PASSES[side], accept_histogram=(PASSES[side],),
-                           latency_s=1.0, ttft_s=0.1, concurrency=1, max_new_tokens=60, empty=False, loop=False)
+                           latency_s=1.0, ttft_s=0.1, concurrency=1, max_new_tokens=60, temperature=0.0,
+                           empty=False, loop=False)
             for repeat in range(passes) for one in prompts
         ]  # fmt: skip
 

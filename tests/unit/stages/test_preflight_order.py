@@ -26,12 +26,28 @@ def test_what_a_quick_check_finds_is_told_before_a_slow_one_begins(flow, monkeyp
         flow.run("preflight")
 
 
+def test_sampled_points_are_refused_where_sglang_would_verify_greedily(flow, monkeypatch):
+    for slow in ("_template", "try_training", "_flags"):
+        monkeypatch.setattr(preflight, slow, never)
+    monkeypatch.setattr(preflight, "require_known_good", dict)
+    evaluation = flow.config.evaluation.model_copy(update={"temperatures": (0.0, 1.0)})
+    flow.config = flow.config.model_copy(update={"evaluation": evaluation})
+    monkeypatch.setattr(preflight, "resolve_device", lambda _wanted: "cpu")
+    with pytest.raises(PreflightError, match=r"^evaluation\.temperatures: expected 0 alone on cpu.*found 1; leave"):
+        flow.run("preflight")
+    for name in ("_gpus", "_template", "try_training"):
+        monkeypatch.setattr(preflight, name, lambda *_: {})
+    monkeypatch.setattr(preflight, "_flags", lambda _context: {"attention": "as asked"})
+    monkeypatch.setattr(preflight, "resolve_device", lambda _wanted: "cuda")
+    assert " passes over 80 prompts" in flow.run("preflight").facts["evaluation"]
+
+
 def test_the_preflight_makes_every_check(flow, monkeypatch):
     for slow in ("_template", "try_training"):
         monkeypatch.setattr(preflight, slow, lambda *_: {})
     monkeypatch.setattr(preflight, "require_known_good", dict)
     monkeypatch.setattr(preflight, "_flags", lambda _context: {"attention": "as asked"})
     assert flow.run("preflight").facts["checks"] == (
-        "trackers, shared memory, host, drafter, warm start, engine, gpus, held-out split, space, "
+        "trackers, shared memory, sampling, host, drafter, warm start, engine, gpus, held-out split, space, "
         "template, training step, flags"
     )

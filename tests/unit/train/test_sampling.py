@@ -1,10 +1,11 @@
-"""Expected acceptance at temperature 1 against its definition, token by token over the whole vocab."""
+"""What SGLang accepts at temperature 1, against its definition, token by token over the whole vocab."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from eagle3_core.evaluate.trainer import TrainerFigures
 from eagle3_core.model import judge
 from eagle3_core.model.unroll import Chains, unroll
 from eagle3_core.train.distributed import Ranks
@@ -13,29 +14,49 @@ from eagle3_core.train.validate import validate
 
 
 def by_definition(job, learner, samples):
-    """Return valid chains, and the sum of their probabilities to be accepted so far, by depth."""
+    """Return valid chains, and the sum of their probabilities to be accepted so far, by depth; passes of each sample.
+
+    A draft token is the drafter's likeliest, and the target takes it as often as it would have written it itself.
+    """
     depth, ids = job.evaluation.depth, torch.tensor(job.draft_to_target)
-    valid, likely = [0] * depth, [0.0] * depth
+    valid, likely, passes = [0] * depth, [0.0] * depth, []
     for sample in (job.features.read(index) for index in samples):
         target = (sample.last_hidden_state @ job.target.head.T).softmax(-1)
         chains = Chains.build(sample.loss_mask, [len(sample.input_ids)])
-        product = [1.0] * len(chains.rows)
+        product, taken = [1.0] * len(chains.rows), {}
         with torch.no_grad():
             steps = unroll(learner.drafter, sample.input_ids, sample.aux_hidden_states, chains, depth)
             for k, carried in enumerate(steps):
                 for row, slot in enumerate(chains.rows.tolist()):
                     if chains.depth[row] <= k:
                         continue
-                    drafter = torch.zeros(len(job.target.head))
-                    drafter[ids] = learner.drafter.logits(carried[row : row + 1])[0].softmax(-1)
-                    product[row] *= float(torch.minimum(target[slot + 1 + k], drafter).sum())
+                    token = ids[learner.drafter.logits(carried[row : row + 1])[0].argmax()]
+                    product[row] *= float(target[slot + 1 + k, token])
+                    taken.setdefault(slot + 1, []).append(product[row])
                     valid[k] += 1
                     likely[k] += product[row]
-    return valid, likely
+        (first, *_), tokens = sample.loss_mask.nonzero().flatten().tolist(), int(sample.loss_mask.sum())
+        reached = [taken.get(first + at, []) for at in range(tokens)]
+        passes.append([mean_passes(reached, steps, job.evaluation.max_new_tokens[0]) for steps in range(1, depth + 1)])
+    return valid, likely, passes
+
+
+def mean_passes(reached, steps, longest, known=1):
+    """Return the passes still to come, from the end: every count of accepted tokens by its own probability."""
+    if known >= min(len(reached), longest):
+        return 0.0
+    chances = [1.0, *reached[known - 1][:steps], *[0.0] * (steps - len(reached[known - 1])), 0.0]
+    return 1.0 + sum(
+        (chances[more] - chances[more + 1]) * mean_passes(reached, steps, longest, known + more + 1)
+        for more in range(steps + 1)
+        if chances[more] > chances[more + 1]
+    )
 
 
 @pytest.mark.parametrize("at_once", [judge.AT_ONCE, 4 * 24 * 5])
-def test_expected_acceptance_is_that_of_the_definition(make_job, features, monkeypatch, at_once):
+def test_what_is_accepted_at_temperature_1_is_what_the_target_would_have_written(
+    make_job, features, monkeypatch, at_once
+):
     monkeypatch.setattr(judge, "AT_ONCE", at_once)
     for sample in features.samples:
         last = sample.last_hidden_state.mul_(
@@ -47,10 +68,18 @@ def test_expected_acceptance_is_that_of_the_definition(make_job, features, monke
     found = validate(job, learner, Ranks.alone(), lambda: False)
     assert found.held_out.greedy.valid != found.trained.greedy.valid
     for figures, samples in ((found.held_out, job.held_out), (found.trained, job.probe)):
-        valid, likely = by_definition(job, learner, samples)
+        valid, likely, passes = by_definition(job, learner, samples)
         assert list(figures.sampling.valid) == valid
         assert figures.sampling.correct == pytest.approx(likely, rel=1e-5)
         assert figures.sampling.tau(5) == pytest.approx(1 + sum(p / v for p, v in zip(likely, valid, strict=True)))
+        names = [job.features.sample_ids[sample] for sample in samples]
+        for name, wanted in zip(names, passes, strict=True):
+            walks = figures.walks_sampling[name]
+            assert [walk.verify_passes for walk in walks] == pytest.approx(wanted, rel=1e-5)
+            assert walks[0].completion_tokens == figures.walks[name][0].completion_tokens
     assert 1.2 < found.held_out.sampling.tau(5) < 5
+    report = found.report()
+    assert 1 < report["by_depth"][2]["tau_chain_sampling"] == TrainerFigures(report).tau_chain(3, sampling=True)
+    assert report["by_depth"][2]["tau_chain_sampling"] != report["by_depth"][2]["tau_chain"]
     assert not set(job.held_out) & set(job.probe)
     assert len(job.probe) == len(job.held_out)

@@ -13,7 +13,7 @@ from eagle3_core.train.loader import batches
 from eagle3_core.train.loop import train
 from eagle3_core.train.optim import learning_rate
 from eagle3_core.train.trackers import Trackers
-from eagle3_core.train.validate import accepted_by_answer
+from eagle3_core.train.validate import by_answer
 
 STEPS = 2
 
@@ -106,9 +106,9 @@ def test_two_steps_of_training_are_those_of_the_definition(make_job, features, t
 def test_accept_lengths_belong_to_the_token_the_chain_reads_first(make_job, features):
     job = make_job()
     (batch,) = batches(features, [(0, 1)], torch.device("cpu"), job.dtype)
-    found = accepted_by_answer(batch, batch.chains.rows + 1)
+    found = by_answer(batch, batch.chains.rows + 1)
     start = 0
     for (answer,), length in zip(found, batch.lengths, strict=True):
         # Nothing follows the last token, so no chain reads it.
-        assert answer == [*range(start + 3, start + length - 1), 0]
+        assert answer.tolist() == [*range(start + 3, start + length - 1), 0]
         start += length

@@ -165,11 +165,12 @@ def test_what_is_not_finite_is_null_and_never_nan():
 
 def test_the_table_leaves_out_what_is_not_known():
     row = {"k": 1, "full_acc": 0.5, "cond_acc": None, "tau": 1.5, "tau_chain": 1.4, "cond_acceptance": 0.4, "valid": 7,
-           "tau_sampling": 1.4, "train_tau": None, "train_tau_sampling": None, "loss": 0.1}  # fmt: skip
+           "tau_sampling": 1.4, "tau_chain_sampling": 1.3, "train_tau": None, "train_tau_sampling": None,
+           "loss": 0.1}  # fmt: skip
     head, columns, line = render([row], 10, improved=True).splitlines()
     assert head == "held-out at step 10 (best so far)"
     assert len(columns) == len(line)
-    assert line.split() == ["1", "0.500", "--", "1.50", "1.40", "0.400", "1.40", "--", "--", "0.10", "7"]
+    assert line.split() == ["1", "0.500", "--", "1.50", "1.40", "0.400", "1.40", "1.30", "--", "--", "0.10", "7"]
 
 
 def test_progress_says_how_fast_it_goes_and_what_does_not_get_through(make_job, tmp_path):
