@@ -1,4 +1,4 @@
-"""Challenger against champion: what was compared, and the word that the intervals allow. Pure."""
+"""Challenger against champion: what was compared, the word that the intervals allow, what a champion has learnt."""
 
 from __future__ import annotations
 
@@ -6,11 +6,22 @@ from typing import Literal
 
 from pydantic import Field
 
+from eagle3_core.artifacts import Kind
 from eagle3_core.config.base import Section
+from eagle3_core.config.champion import Champion
+from eagle3_core.releases import opened
+from eagle3_core.storage import ObjectStore, load
 
 CHALLENGE_FILE = "challenge.json"
 TRAINED_ON_FILE = "trained_on.txt"
 """Beside a report: what its drafter, and all it started from, were trained on, a digest of each conversation a line."""
+
+
+def learnt(store: ObjectStore, champion: Champion) -> frozenset[str]:
+    """Return the conversations that a champion, and all it started from, were trained on."""
+    report = load(store, opened(Kind.EVAL_REPORT, champion.report))
+    return frozenset(report.verified_path(TRAINED_ON_FILE).read_text(encoding="utf-8").split())
+
 
 Standing = Literal["better", "worse", "no difference shown"]
 State = Literal["compared", "no champion", "other target", "same drafter"]

@@ -102,15 +102,14 @@ def _asked(context: StageContext, champion: Champion, prompts: list[AskedPrompt]
     Raises:
         InputError: fewer than two are left, or than are to be in flight.
     """
-    from eagle3_core.evaluate.against import TRAINED_ON_FILE
+    from eagle3_core.evaluate.against import learnt
     from eagle3_core.evaluate.champion import LEAST_PROMPTS
     from eagle3_core.evaluate.serve import held_out
 
     evaluation = context.run.evaluation
-    report = load(context.store, opened(Kind.EVAL_REPORT, champion.report))
-    learnt = frozenset(report.verified_path(TRAINED_ON_FILE).read_text(encoding="utf-8").split())
+    known = learnt(context.store, champion)
     every = [prompt for prompt in prompts if prompt.held_out]
-    unseen = [prompt for prompt in every if conversation(prompt.messages, prompt.later_turns) not in learnt]
+    unseen = [prompt for prompt in every if conversation(prompt.messages, prompt.later_turns) not in known]
     left_out = len(every) - len(unseen)
     least = max(LEAST_PROMPTS, evaluation.concurrency[0])
     if len(unseen) < least:

@@ -6,11 +6,10 @@ import csv
 import json
 from typing import TYPE_CHECKING, Any
 
-from eagle3_core.artifacts import Kind, Ref
+from eagle3_core.artifacts import Ref
 from eagle3_core.context import StageContext
 from eagle3_core.identity import require_target
 from eagle3_core.pipeline import STAGES, output_key, shape_names, shard_key
-from eagle3_core.releases import opened
 from eagle3_core.storage import Artifact, load
 
 if TYPE_CHECKING:
@@ -99,7 +98,7 @@ def _learnt(context: StageContext) -> set[str]:
     """Return the conversations that the drafter, and all it started from, were trained on."""
     from eagle3_core.data.corpus import read_prompt_set
     from eagle3_core.data.prompts import conversation
-    from eagle3_core.evaluate.against import TRAINED_ON_FILE
+    from eagle3_core.evaluate.against import learnt
 
     prompts, champion = context.input("prompt_set"), context.run.champion
     found = {conversation(one.messages, one.later_turns) for one in read_prompt_set(prompts) if not one.held_out}
@@ -108,8 +107,7 @@ def _learnt(context: StageContext) -> set[str]:
     same_target = champion.target_sha256 == prompts.manifest.facts["target"].get("sha256")
     started_from_it = context.run.start is not None and same_target
     if started_from_it or champion.drafter.manifest_sha256 == context.inputs["drafter"].manifest_sha256:
-        before = load(context.store, opened(Kind.EVAL_REPORT, champion.report))
-        found.update(before.verified_path(TRAINED_ON_FILE).read_text(encoding="utf-8").split())
+        found |= learnt(context.store, champion)
     return found
 
 
