@@ -10,7 +10,7 @@ import numpy as np
 from eagle3_core.errors import InputError
 from eagle3_core.evaluate.against import Against, DomainAgainst, Ratio
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
-from eagle3_core.evaluate.bench.versus import RESAMPLES, T95, drift, paired, ratios
+from eagle3_core.evaluate.bench.versus import T95, drift, paired, ratios, resampled
 from eagle3_core.evaluate.measurement import pool
 
 LEAST_PROMPTS = 2
@@ -82,7 +82,7 @@ def _domains(rows: Iterable[tuple[str, _Row]]) -> Iterable[DomainAgainst]:
         )  # fmt: skip
 
 
-def _interval(rows: Any, drifted: float = 0.0, seed: int = 0) -> Ratio:
+def _interval(rows: Any, drifted: float = 0.0) -> Ratio:
     """Return the ratio of the pooled figures of rows [prompts, 4] and its interval.
 
     A bootstrap of few prompts is too narrow: its edges are moved out by Student's t and n / (n - 1).
@@ -90,12 +90,10 @@ def _interval(rows: Any, drifted: float = 0.0, seed: int = 0) -> Ratio:
     Args:
         rows: Numerator and denominator here, numerator and denominator there, of each prompt.
         drifted: Half the interval of the logarithm of the ratio that the passes show.
-        seed: Of the resampling.
     """
     count = len(rows)
     ratio = float(ratios(rows.sum(0)))
-    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES)
-    edges = np.quantile(np.log(ratios(drawn @ rows) / ratio), (0.025, 0.975))
+    edges = np.quantile(np.log(resampled(rows) / ratio), (0.025, 0.975))
     widened = _t95(count - 1) / _Z95 * (count / (count - 1)) ** 0.5
     below, above = np.hypot(edges * widened, drifted)
     return Ratio(ratio=ratio, low=float(ratio * np.exp(-below)), high=float(ratio * np.exp(above)))

@@ -156,11 +156,17 @@ def speedup(pairs: Sequence[Pair], seed: int = 0) -> Speedup:
     ratio = float(ratios(rows.sum(0)))
     low = high = None
     if len(pairs) > 1:
-        drawn = np.random.default_rng(seed).multinomial(len(pairs), np.full(len(pairs), 1 / len(pairs)), RESAMPLES)
-        edges = np.log(np.quantile(ratios(drawn @ rows), (0.025, 0.975)) / ratio)
+        edges = np.log(np.quantile(resampled(rows, seed), (0.025, 0.975)) / ratio)
         below, above = np.hypot(edges, drift(pairs))
         low, high = float(ratio * np.exp(-below)), float(ratio * np.exp(above))
     return Speedup(ratio=ratio, low=low, high=high, prompts=len(pairs))
+
+
+def resampled(rows: Any, seed: int = 0) -> Any:
+    """Return the ratios of `RESAMPLES` draws, with replacement, of rows [prompts, 4]: a bootstrap."""
+    count = len(rows)
+    drawn = np.random.default_rng(seed).multinomial(count, np.full(count, 1 / count), RESAMPLES)
+    return ratios(drawn @ rows)
 
 
 def ratios(sums: Any) -> Any:
