@@ -78,7 +78,7 @@ STAGES: dict[str, Stage] = {
               sections=("target", "data", "serving", "evaluation"), fan_out="shapes", engine=True, version=3),
         Stage("challenge", "Serve challenger and champion in turn on the same held-out prompts.", Kind.CHALLENGE,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("parity", Kind.PARITY)),
-              sections=("target", "serving", *CHALLENGED, "champion"), engine=True),
+              sections=("target", "serving", *CHALLENGED, "champion"), engine=True, version=2),
         Stage("report", "Put all figures together, draw the report, judge the drafter.", Kind.EVAL_REPORT,
               inputs=(("prompt_set", Kind.PROMPT_SET), ("drafter", Kind.DRAFTER), ("checkpoint", Kind.CHECKPOINT),
                       ("parity", Kind.PARITY), ("challenge", Kind.CHALLENGE)),

@@ -110,7 +110,13 @@ class EvaluationConfig(Section):
         description="Sampling temperatures; 0, greedy, comes first and decides, [0, 1] samples too. One server a shape "
         "measures every temperature at every length and concurrency. Not on a CPU, where SGLang verifies greedily.",
     )
-    repeats: int = Field(1, ge=1, le=20, description="Passes over the prompts; the median speed counts.")
+    repeats: int = Field(
+        1,
+        ge=1,
+        le=20,
+        description="Passes over the prompts; the median speed counts. With 1 the machine's drift is unknown: speed's "
+        "intervals assume 15 %, and speed decides nothing against a champion; 2 tell little, 3 or more well.",
+    )
 
     @field_validator("concurrency", "max_new_tokens", "temperatures", mode="before")
     @classmethod

@@ -16,6 +16,9 @@ CHALLENGE_FILE = "challenge.json"
 TRAINED_ON_FILE = "trained_on.txt"
 """Beside a report: what its drafter, and all it started from, were trained on, a digest of each conversation a line."""
 
+Standing = Literal["better", "worse", "no difference shown"]
+State = Literal["compared", "no champion", "other target", "same drafter"]
+
 
 def learnt(store: ObjectStore, champion: Champion) -> frozenset[str]:
     """Return the conversations that a champion, and all it started from, were trained on."""
@@ -23,26 +26,26 @@ def learnt(store: ObjectStore, champion: Champion) -> frozenset[str]:
     return frozenset(report.verified_path(TRAINED_ON_FILE).read_text(encoding="utf-8").split())
 
 
-Standing = Literal["better", "worse", "no difference shown"]
-State = Literal["compared", "no champion", "other target", "same drafter"]
-
-
 class Ratio(Section):
     """The challenger's figure over the champion's, with its 95 % interval over prompts (and passes, for speed)."""
 
     ratio: float = Field(gt=0)
-    low: float = Field(gt=0)
-    high: float = Field(gt=0)
+    low: float | None = Field(gt=0, description="None: too few passes to know how a machine drifts between them.")
+    high: float | None = Field(gt=0)
 
     @property
-    def word(self) -> Standing:
+    def word(self) -> Standing | Literal["unknown"]:
         """Return what the interval allows to say."""
+        if self.low is None or self.high is None:
+            return "unknown"
         if self.low > 1:
             return "better"
         return "worse" if self.high < 1 else "no difference shown"
 
     def __str__(self) -> str:
         """Return for example `1.04 times (1.01 to 1.07)`."""
+        if self.low is None or self.high is None:
+            return f"{self.ratio:.3f} times (uncertainty unknown)"
         return f"{self.ratio:.3f} times ({self.low:.3f} to {self.high:.3f})"
 
 
@@ -77,17 +80,26 @@ class Against(Section):
 
     @property
     def word(self) -> Standing:
-        """Return worse if acceptance or speed is, better if at least one of them is and the other is not worse."""
+        """Return worse if acceptance or speed is, better if at least one of them is and the other is not worse.
+
+        A speed of unknown uncertainty decides nothing.
+        """
         words = {self.acceptance.word, self.speed.word}
         if "worse" in words:
             return "worse"
         return "better" if "better" in words else "no difference shown"
 
+    @property
+    def decided(self) -> tuple[str, Ratio]:
+        """Return the figure whose word is the whole comparison's, by name; the acceptance length where both are."""
+        figures = {"acceptance length": self.acceptance, "speed": self.speed}
+        return next((name, one) for name, one in figures.items() if one.word == self.word)
+
 
 class Challenge(Section):
     """What came of a run's challenge; `challenge.json`."""
 
-    schema_version: Literal["eagle3/challenge/1"] = "eagle3/challenge/1"
+    schema_version: Literal["eagle3/challenge/2"] = "eagle3/challenge/2"
     state: State
     said: str = Field(description="The state in words.")
     champion: str | None = Field(None, description="Key of the champion's drafter.")

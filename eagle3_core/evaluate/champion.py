@@ -15,6 +15,8 @@ from eagle3_core.evaluate.measurement import pool
 
 LEAST_PROMPTS = 2
 """Of a single prompt there is no interval."""
+LEAST_PASSES = 3
+"""Two passes that happen to agree show no drift, and two that do not say nothing: Student's t is 12.7 there."""
 _Z95 = 1.96
 
 
@@ -22,7 +24,7 @@ def compare_drafters(shape: str, challenger: Sequence[StreamedAnswer], champion:
     """Compare both at one shape.
 
     The interval of the acceptance length's ratio comes from a bootstrap over prompts, each with both its answers; that
-    of the speed's also from how the passes differ, since a machine drifts.
+    of the speed's also from how the passes differ, since a machine drifts; with fewer than three it is unknown.
 
     Raises:
         NotSpeculatingError: an answer has no counters, or none of a drafter needed a verify pass.
@@ -39,9 +41,11 @@ def compare_drafters(shape: str, challenger: Sequence[StreamedAnswer], champion:
     speeds = np.array([np.sum(list(pair.passes.values()), axis=0) for pair in pairs])
     accepted = np.array([row for _, row in counts.values()])
     tokens, verified, their_tokens, their_verified = accepted.sum(0).tolist()
+    passes = max(len(pair.passes) for pair in pairs)
+    unknown = Ratio(ratio=float(ratios(speeds.sum(0))), low=None, high=None)
     return Against(
-        shape=shape, prompts=len(pairs), passes=max(len(pair.passes) for pair in pairs),
-        acceptance=_interval(accepted), speed=_interval(speeds, drift(pairs)),
+        shape=shape, prompts=len(pairs), passes=passes, acceptance=_interval(accepted),
+        speed=unknown if passes < LEAST_PASSES else _interval(speeds, drift(pairs)),
         challenger_acceptance=tokens / verified, champion_acceptance=their_tokens / their_verified,
         challenger_tokens_per_s=pools[0].stream_tokens_per_s, champion_tokens_per_s=pools[1].stream_tokens_per_s,
         domains=tuple(_domains(counts.values())),

@@ -96,10 +96,12 @@ def judge(figures: Figures, gate: GateConfig, against: Against | None = None) ->
 
 def _against(against: Against, gate: GateConfig) -> Iterator[Check]:
     """Yield the checks against the champion; a domain of few prompts decides nothing."""
+    name, decided = against.decided
     yield Check(
-        name="lead over the champion", threshold=1.0, found=against.acceptance.ratio,
+        name="lead over the champion", threshold=1.0, found=decided.ratio,
         passed=against.word == "better" or (against.word, gate.no_difference) == ("no difference shown", "promote"),
-        reason=f"{_told(against)}, over {against.prompts} prompts; gate.no_difference: {gate.no_difference}",
+        reason=f"found: the {name}; {_told(against)}, over {against.prompts} prompts; "
+        f"gate.no_difference: {gate.no_difference}",
     )  # fmt: skip
     deciding = [one for one in against.domains if one.prompts >= gate.min_domain_prompts]
     if deciding:
@@ -113,7 +115,8 @@ def _in_domain(worst: DomainAgainst, domains: int) -> str:
 
 
 def _told(against: Against) -> str:
-    return f"against the champion {against.word}: acceptance length {against.acceptance}, speed {against.speed}"
+    untold = ", which a larger evaluation.repeats would tell" if against.speed.word == "unknown" else ""
+    return f"against the champion {against.word}: acceptance length {against.acceptance}, speed {against.speed}{untold}"
 
 
 def _pace(speedup: float, word: Word | None) -> str:

@@ -80,7 +80,10 @@ def _against(against: Against) -> str:
         ("acceptance length", against.acceptance, against.acceptance.ratio),
         *((f"{one.domain} ({one.prompts})", one.ratio, one.share) for one in against.domains),
     ]
-    points = {label: (at, None if span is None else (span.low, span.high)) for label, span, at in rows}
+    points = {
+        label: (at, None if span is None or span.low is None or span.high is None else (span.low, span.high))
+        for label, span, at in rows
+    }
     return plots.intervals(
         points, "times the champion's", "champion", "Challenger against champion, with 95 % intervals"
     )

@@ -22,7 +22,7 @@ def answer(name, passes, seconds=1.0, repeat=0, domain="code", tokens=TOKENS):
     )  # fmt: skip
 
 
-def side(passes, seconds=None, repeats=2, domains=None):
+def side(passes, seconds=None, repeats=4, domains=None):
     seconds = seconds or [1.0] * len(passes)
     return [
         answer(f"p{at}", count, seconds[at], repeat, domains[at] if domains else "code")
@@ -37,7 +37,7 @@ def test_the_figures_are_pooled_over_prompts_and_passes():
     assert found.champion_acceptance == 3 * TOKENS / 120
     assert found.acceptance.ratio == pytest.approx(1.5)
     assert found.speed.ratio == 1.0
-    assert (found.prompts, found.passes) == (3, 2)
+    assert (found.prompts, found.passes) == (3, 4)
 
 
 def test_a_lead_on_every_prompt_is_better_and_the_other_way_round_worse():
@@ -64,9 +64,19 @@ def test_accepted_as_often_and_faster_is_better():
 
 
 def test_passes_that_differ_much_leave_a_speed_untold():
-    ours = [answer(f"p{at}", 20, 0.5 if repeat == 0 else 1.1, repeat) for repeat in range(2) for at in range(10)]
-    theirs = [answer(f"p{at}", 20, 1.0, repeat) for repeat in range(2) for at in range(10)]
+    ours = [answer(f"p{at}", 20, 0.5 if repeat == 0 else 1.1, repeat) for repeat in range(4) for at in range(10)]
+    theirs = [answer(f"p{at}", 20, 1.0, repeat) for repeat in range(4) for at in range(10)]
     assert compare_drafters("s", ours, theirs).speed.word == "no difference shown"
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_too_few_passes_leave_a_speed_unknown_and_deciding_nothing(repeats):
+    """Two passes that agree by chance would call it better, and the acceptance length tells nothing."""
+    found = compare_drafters("s", side([20] * 10, [0.5] * 10, repeats), side([20] * 10, repeats=repeats))
+    assert (found.speed.ratio, found.speed.low, found.speed.high, found.speed.word) == (2.0, None, None, "unknown")
+    assert (found.word, str(found.speed)) == ("no difference shown", "2.000 times (uncertainty unknown)")
+    slower = compare_drafters("s", side([20] * 10, [2.0] * 10, repeats), side([24] * 10, repeats=repeats))
+    assert (slower.word, slower.decided[0]) == ("better", "acceptance length")
 
 
 def test_each_domain_has_its_own_figures():

@@ -102,6 +102,7 @@ def test_a_served_length_far_above_the_estimate_is_as_suspicious_as_one_far_belo
 
 
 BETTER, WORSE, SAME = (1.05, 1.02, 1.08), (0.95, 0.92, 0.98), (1.01, 0.97, 1.05)
+UNKNOWN = (1.3, None, None)
 
 
 def ratio(values):
@@ -141,6 +142,9 @@ def test_a_challenger_that_is_better_and_passes_all_else_is_promoted():
         (SAME, WORSE, "worse", False, False),
         (WORSE, BETTER, "worse", False, False),
         (BETTER, WORSE, "worse", False, False),
+        (BETTER, UNKNOWN, "better", True, True),
+        (SAME, UNKNOWN, "no difference shown", False, True),
+        (WORSE, UNKNOWN, "worse", False, False),
     ],
 )
 def test_every_pair_of_words_has_one_outcome_by_each_setting(acceptance, speed, word, kept, promoted):
@@ -149,6 +153,24 @@ def test_every_pair_of_words_has_one_outcome_by_each_setting(acceptance, speed, 
         found = challenged(given, no_difference=setting)
         assert (found.standing, found.passed) == (word, passed)
         assert failed(found) == ([] if passed else ["lead over the champion"])
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "speed", "name", "shown"),
+    [
+        (BETTER, SAME, "acceptance length", 1.05),
+        (SAME, BETTER, "speed", 1.05),
+        (BETTER, WORSE, "speed", 0.95),
+        (WORSE, WORSE, "acceptance length", 0.95),
+        (SAME, SAME, "acceptance length", 1.01),
+        (SAME, UNKNOWN, "acceptance length", 1.01),
+    ],
+)
+def test_the_lead_shown_is_that_of_the_figure_that_decided(acceptance, speed, name, shown):
+    check = next(one for one in challenged(against(acceptance, speed)).checks if one.name == "lead over the champion")
+    assert check.found == shown
+    assert check.reason.startswith(f"found: the {name}; ")
+    assert ("a larger evaluation.repeats would tell" in check.reason) == (speed == UNKNOWN)
 
 
 def test_better_does_not_outweigh_a_threshold():

@@ -404,6 +404,8 @@ def test_the_champion_stands_beside_the_challenger_with_intervals_and_a_plot(pip
     assert page.seen.count("svg") == 5
     assert "3 held-out prompts were not asked because the champion was trained on them" in page.text
     assert "acceptance length, math" in page.text
+    assert "2 passes of each do not tell how the machine drifts" in page.text
+    assert "one pass, so 15 % of drift are assumed" in page.text
 
 
 def test_a_worse_challenger_is_refused_whatever_the_thresholds_say(pipeline):
