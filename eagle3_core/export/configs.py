@@ -20,6 +20,8 @@ WHY_NOT = {
     "fc_norm": "{reader} feeds fc without norms",
     "target_hidden_size": "{reader} has no drafter narrower or wider than its target",
 }
+EAGLE_THETA = 10000
+"""What EAGLE's own code takes where RoPE is scaled: it drops the config's own."""
 VLLM_THETA = 10000
 """What vLLM's MLA drafter takes where RoPE is not scaled: it drops the config's own (models/deepseek_eagle3.py)."""
 PROPOSAL = "speculators_config"
@@ -53,11 +55,32 @@ def check_served(facts: DrafterFacts, to: Dialect, where: str) -> None:
             f"{where}: target: expected one whose states are the same to SGLang and vLLM, found {facts.target_class}: "
             "SGLang hands out what each layer's MLP adds, vLLM the layer's output; train for the engine that serves it"
         )
+    if to.name == "eagle":
+        _check_eagle(facts, where)
     if facts.mla and to.name == "vllm" and kind == "default" and facts.rope_parameters["rope_theta"] != VLLM_THETA:
         raise ExportError(
             f"{where}: rope_theta for vllm: expected {VLLM_THETA}, found {facts.rope_parameters['rope_theta']}: vLLM's "
             "MLA drafter reads it with YaRN alone; serve with SGLang"
         )
+
+
+def _check_eagle(facts: DrafterFacts, where: str) -> None:
+    """Refuse what EAGLE's own code (model/cnets.py, model/modeling_*_kv.py) takes for granted and reads nowhere."""
+    rope, layers = facts.rope_parameters, facts.target_layers
+    default: object = "the default layers" if layers is None else list(default_outputs_of(layers))
+    ids = facts.layer_ids and list(translate(facts.layer_ids, facts.numbering, Numbering.OUTPUTS, facts.target, where))
+    theta = rope["rope_theta"] if rope["rope_type"] != "default" else EAGLE_THETA
+    for name, found, wanted in (
+        ("head_dim", facts.head_dim, facts.hidden_size // facts.num_heads),
+        ("rope_theta of scaled RoPE", theta, EAGLE_THETA),
+        ("aux states", facts.num_aux, 3),
+        ("aux layers", ids or default, default),
+    ):
+        if found != wanted:
+            raise ExportError(
+                f"{where}: {name} for eagle: expected {wanted}, found {found}: EAGLE's own code has no other and would "
+                "not say so; serve with another engine"
+            )
 
 
 def write_config(facts: DrafterFacts, to: Dialect, dtype: str, where: str) -> dict[str, Any]:
@@ -137,9 +160,20 @@ def _flat(facts: DrafterFacts, to: Dialect, dtype: str, ids: list[int] | None, b
         config |= {IDS: ids} if ids else {}
     else:
         config["eagle_config"] = {"use_aux_hidden_state": True, **({IDS: ids} if ids else {})}
-    if to.name == "eagle" and config["rope_scaling"]:
-        config["rope_scaling"]["type"] = config["rope_scaling"]["rope_type"]
+    if to.name == "eagle":
+        _spell_as_eagle(config, facts)
     return {**config, BLOCK: block}
+
+
+def _spell_as_eagle(config: dict[str, Any], facts: DrafterFacts) -> None:
+    """Leave to EAGLE's own code nothing it stumbles over.
+
+    A target's width that is there keeps it from taking the target's embedding, and scaled RoPE must have two keys.
+    """
+    if facts.target_hidden_size == facts.hidden_size:
+        del config["target_hidden_size"]
+    if scaled := config["rope_scaling"]:
+        config["rope_scaling"] = {"type": scaled["rope_type"], "factor": scaled["factor"]}
 
 
 def _nested(

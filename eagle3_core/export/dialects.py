@@ -53,6 +53,10 @@ class Dialect:
     mha: Served = Served("LlamaForCausalLMEagle3")
     mla: Served | None = None
     reader: str = "SGLang"
+    carries_normed: bool = True
+    """`norm_output` says that the carried state is normed, as engines have it; SpecForge: that the head's input is."""
+    targets_config: bool = False
+    """The config is the target's with a few keys more, so that its layers and its window are the target's."""
 
     @property
     def keys(self) -> tuple[str, str]:
@@ -95,7 +99,8 @@ DIALECTS: dict[str, Dialect] = {
                 mha=Served("", rope_types=frozenset({"default", "linear", "llama3", "yarn"})),
                 mla=Served("", rope_types=_LATENT_ROPE)),
         Dialect("sglang", "midlayer.", mha=_SGLANG, mla=_LATENT),
-        Dialect("specforge", "midlayer.", mha=_SGLANG),
+        Dialect("specforge", "midlayer.", reader="SpecForge", carries_normed=False,
+                mha=Served("LlamaForCausalLMEagle3", frozenset({"fc_norm", "target_hidden_size"}))),
         Dialect("eagle", "midlayer.", reader="EAGLE's own code",
                 mha=Served("LlamaForCausalLMEagle3", frozenset({"target_hidden_size"}),
                            frozenset({"default", "linear", "dynamic"}))),
@@ -106,7 +111,7 @@ DIALECTS: dict[str, Dialect] = {
         Dialect("modelopt", "layers.0.", has_t2d=False, numbering=Numbering.OUTPUTS, mha=_SGLANG, mla=_LATENT),
         Dialect("speculators", "layers.0.", config="nested", numbering=Numbering.ENTRIES, reader="vLLM",
                 mha=Served("Eagle3Speculator", _VLLM_EXTRAS)),
-        Dialect("automodel", "model.layers.0.", "model.", mha=_SGLANG),
+        Dialect("automodel", "model.layers.0.", "model.", mha=_SGLANG, targets_config=True),
     )
 }  # fmt: skip
 """`sglang` is what every SGLang reads, old and new; `sglang-new` and `automodel` name parameters as 0.5.23 does."""
@@ -244,6 +249,11 @@ def _choose(
         raise ExportError(
             f"{where}: expected config.json, t2d and {IDS} as one of {_listed(fitting)} writes them, found a mixture "
             "(t2d missing, or layer ids where that dialect does not read them); say which it is with --from"
+        )
+    if "norm_output" in config and len({dialect.carries_normed for dialect in left}) > 1:
+        raise ExportError(
+            f"{where}: norm_output: expected to know which of {_listed(left)} wrote it, since SpecForge means the "
+            "head's input by it and engines the carried state, found nothing that tells; say it with --from"
         )
     has_ids = bool(_ids(config, Numbering.ENTRIES) or _ids(config, Numbering.SGLANG))
     if has_ids and len({dialect.numbering for dialect in left}) > 1:

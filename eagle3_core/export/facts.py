@@ -138,6 +138,8 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
     inner = config.get(NESTED_CONFIG) if dialect.config == "nested" else config
     if not isinstance(inner, dict):
         raise ExportError(f"{where}: expected {NESTED_CONFIG} as an object, found {inner!r:.60}; save it again")
+    if dialect.targets_config:
+        inner = {name: value for name, value in inner.items() if name not in _TARGETS}
     eagle = config.get("eagle_config") if isinstance(config.get("eagle_config"), dict) else {}
     merged = {**inner, **{name: config[name] for name in _OUTER if name in config}}
     _refuse(merged, eagle or {}, where, mla=mla)
@@ -160,7 +162,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
         "numbering": dialect.numbering,
         "tied": bool(config.get("tie_word_embeddings", inner.get("tie_word_embeddings", False))),
         "norm_before_residual": _norm_before_residual(config, dialect, where),
-        "norm_output": bool(config.get("norm_output", False)),
+        "norm_output": _norm_output(config, dialect, where),
         "norm_before_fc": bool((eagle or {}).get("norm_before_fc", config.get("norm_before_fc", False))),
         "fc_norm": bool(config.get("fc_norm") or config.get("use_aux_norm", False)),
         "sliding_window": _window(inner),
@@ -176,6 +178,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
     return values
 
 
+_TARGETS = ("num_hidden_layers", "sliding_window", "layer_types")
 _OUTER = ("draft_vocab_size", "target_hidden_size", "bos_token_id", "eos_token_id")
 
 
@@ -236,6 +239,17 @@ def _norm_before_residual(config: Mapping[str, Any], dialect: Dialect, where: st
             "add what it was trained with"
         )
     return bool(config.get("norm_before_residual", False))
+
+
+def _norm_output(config: Mapping[str, Any], dialect: Dialect, where: str) -> bool:
+    if dialect.carries_normed:
+        return bool(config.get("norm_output", False))
+    if config.get("norm_output", True) is False:
+        raise ExportError(
+            f"{where}: norm_output: expected true or none from {dialect.name}, found false: its head then reads states "
+            "without the norm, which no engine does; train it with the norm"
+        )
+    return False
 
 
 def _window(config: Mapping[str, Any]) -> int | None:

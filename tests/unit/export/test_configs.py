@@ -80,8 +80,14 @@ def test_transformers_reads_the_rope_that_was_meant(rope, tmp_path):
 
 
 def test_eagles_own_code_finds_its_older_word_for_the_type(tmp_path):
-    config = made(tmp_path, to="eagle", rope_scaling={"rope_type": "linear", "factor": 2.0})
-    assert config["rope_scaling"]["type"] == "linear"
+    """Its EConfig (commit cb7e084) refuses any other keys than these two, and its RoPE then has the base 10000."""
+    config = made(tmp_path, to="eagle", rope_scaling={"rope_type": "linear", "factor": 2.0}, rope_theta=10000.0)
+    assert config["rope_scaling"] == {"type": "linear", "factor": 2.0}
+
+
+def test_eagles_own_code_is_left_to_take_the_targets_embedding(tmp_path):
+    """cnets.Model (commit cb7e084) takes it only where the config has no target_hidden_size at all."""
+    assert "target_hidden_size" not in made(tmp_path, to="eagle")
 
 
 @pytest.mark.parametrize("to", FLAT)
@@ -115,7 +121,7 @@ def test_the_nested_config_is_what_vllm_reads(tmp_path):
     config = made(tmp_path, to="speculators")
     assert config["speculators_model_type"] == config["speculators_config"]["algorithm"] == "eagle3"
     assert config["norm_before_residual"] is False
-    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 6]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert config["transformer_layer_config"]["hidden_size"] == tiny.D
     assert config["speculators_config"]["verifier"] == {
         "name_or_path": "the target",

@@ -220,6 +220,60 @@ def test_yarn_is_nothing_eagles_own_code_reads(tmp_path, refused):
     assert "RoPE type" in refused(drafter(tmp_path, config=rope), "eagle")
 
 
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 4, 5]}}, "aux layers for eagle: expected [1, 3, 4]"),
+     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_theta of scaled RoPE for eagle: expected 10000")],
+)  # fmt: skip
+def test_what_eagles_own_code_takes_for_granted(config, said, tmp_path, refused):
+    """It reads no layer ids, and scales RoPE of base 10000 alone (commit cb7e084)."""
+    assert said in refused(drafter(tmp_path, config=config), "eagle", target=tiny.target())
+
+
+def test_heads_wider_than_hidden_by_heads_are_nothing_eagles_own_code_knows(tmp_path, refused):
+    values = tiny.tensors("sglang")
+    wide = {part: values[f"midlayer.self_attn.{part}.weight"] for part in ("q_proj", "k_proj", "v_proj", "o_proj")}
+    values |= {f"midlayer.self_attn.{part}.weight": torch.cat([found] * 2, dim=int(part == "o_proj"))
+               for part, found in wide.items()}  # fmt: skip
+    source = tiny.write(tmp_path / "in", "sglang", values, head_dim=2 * tiny.WIDTH)
+    assert "head_dim for eagle: expected 4, found 8" in refused(source, "eagle")
+    assert remap(source, tmp_path / "sglang", "sglang").out.exists()
+
+
+def test_automodels_config_is_the_targets_and_says_nothing_of_the_drafters_layers(tmp_path):
+    """NeMo Automodel 0.7.0 adds keys to the target's config; SGLang would make all its layers and leave them empty."""
+    config = {
+        "architectures": ["LlamaEagle3DraftModel"], "num_hidden_layers": 32, "sliding_window": 64, "torch_dtype": None,
+        "dtype": "float32", "attn_implementation": "eager", "fc_norm": False, "norm_output": False,
+        "parallel_drafting": False, "target_hidden_size": tiny.D, "tie_word_embeddings": False,
+    }  # fmt: skip
+    source = drafter(tmp_path, "automodel", config)
+    made = tiny.read_config(remap(source, tmp_path / "out", "sglang", target=tiny.target()).out)
+    assert made["num_hidden_layers"] == 1
+    assert "sliding_window" not in made
+    assert "eagle_aux_hidden_state_layer_ids" not in made["eagle_config"]
+
+
+@pytest.mark.parametrize(("config", "read"), [({"norm_output": True}, None), ({}, None), ({"norm_output": False}, "")])
+def test_specforge_means_another_norm_by_norm_output(config, read, tmp_path, refused):
+    """SpecForge 0.2.0: whether the head's input is normed, as it is where the key is missing; never what is carried."""
+    source = drafter(tmp_path, "specforge", config)
+    if config:
+        assert "--from" in refused(source)
+    if read is None:
+        out = remap(source, tmp_path / "out", "sglang", told="specforge").out
+        assert "norm_output" not in tiny.read_config(out)
+    else:
+        assert "without the norm" in refused(source, told="specforge")
+
+
+def test_what_carries_normed_states_is_nothing_specforge_trains(tmp_path, refused):
+    source = drafter(tmp_path, "vllm", {"norm_output": True})
+    assert "norm_output: expected none for specforge" in refused(source, "specforge")
+    again = remap(source, tmp_path / "sglang", "sglang", target=tiny.target()).out
+    assert tiny.read_config(remap(again, tmp_path / "again", "sglang").out)["norm_output"] is True
+
+
 def test_a_drafter_narrower_than_the_target_is_refused_with_both_numbers(tmp_path, refused):
     line = refused(drafter(tmp_path), target=tiny.target(hidden_size=128))
     assert "128" in line

@@ -88,7 +88,7 @@ def test_layer_ids_mean_the_same_layers_everywhere(name, to, tmp_path):
 def test_vllm_counts_the_layer_entered_and_reads_it_at_top_level(tmp_path):
     go(tiny.write(tmp_path / "in", "sglang"), tmp_path / "out", "vllm")
     config = tiny.read_config(tmp_path / "out")
-    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 5, 6]
+    assert config["eagle_aux_hidden_state_layer_ids"] == [2, 4, 5]
     assert "eagle_config" not in config
 
 

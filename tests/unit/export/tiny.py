@@ -22,7 +22,7 @@ PREFIXES = {
 D, F, H, G, WIDTH, V = 16, 24, 4, 2, 4, 40
 USED = [3, 4, 9, 20]
 LAYERS = 8
-OUTPUTS = [1, 4, 5]
+OUTPUTS = [1, 3, 4]
 SHAPES = {
     "fc": (D, 3 * D), "norm": (D,), "hidden_norm": (D,), "input_layernorm": (D,), "post_attention_layernorm": (D,),
     "mlp.down_proj": (D, F), "mlp.gate_proj": (F, D), "mlp.up_proj": (F, D), "self_attn.k_proj": (G * WIDTH, 2 * D),
