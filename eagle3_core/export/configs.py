@@ -194,7 +194,8 @@ def _nested(
         "bos_token_id": facts.bos_token_id,
         "eos_token_id": facts.eos_token_id,
         "torch_dtype": dtype,
-        NESTED_CONFIG: _model(facts, dtype),
+        # vLLM makes three of them unless it reads it here.
+        NESTED_CONFIG: _model(facts, dtype) | ({"num_aux_hidden_states": facts.num_aux} if facts.num_aux != 3 else {}),
         BLOCK: block,
     }
 

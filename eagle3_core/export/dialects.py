@@ -155,7 +155,7 @@ def understand(keys: Sequence[str], config: Mapping[str, object], where: str, to
     Raises:
         ExportError: names what is missing, unknown, twice there, contradictory or ambiguous.
     """
-    stripped = _strip(keys, where)
+    stripped = _once({key: ".".join(part for part in key.split(".") if part not in WRAPPERS) for key in keys}, where)
     _refuse_others(stripped, where)
     mla = any(".kv_a_proj_with_mqa" in key for key in stripped)
     family = _family(list(stripped), where, mla=mla)
@@ -169,21 +169,13 @@ def understand(keys: Sequence[str], config: Mapping[str, object], where: str, to
     return Naming(dialect, named, alike, mla)
 
 
-def _strip(keys: Sequence[str], where: str) -> dict[str, str]:
-    """Return found keys by their name without wrappers."""
-    stripped: dict[str, str] = {}
-    for key in keys:
-        plain = ".".join(part for part in key.split(".") if part not in WRAPPERS)
-        if plain in stripped:
-            raise ExportError(
-                f"{where}: expected each parameter once, found both {stripped[plain]} and {key}; drop one of them"
-            )
-        stripped[plain] = key
-    return stripped
-
-
 def _refuse_others(keys: Iterable[str], where: str) -> None:
     """Refuse in one line what is no drafter of ours as a whole, instead of naming its every parameter."""
+    if normed := next((key for key in keys if key.endswith((".q_norm.weight", ".k_norm.weight"))), None):
+        raise ExportError(
+            f"{where}: expected queries and keys without norms of their own, found {normed}: a drafter that attends as "
+            "Qwen3 does, which vLLM alone serves, as it is; for others train one as Llama's"
+        )
     layers = {found[1] for key in keys if (found := _LAYER_NUMBER.search(key))}
     if len(layers) > 1 and not any(key.endswith("fc.weight") for key in keys):
         raise ExportError(
@@ -192,12 +184,14 @@ def _refuse_others(keys: Iterable[str], where: str) -> None:
         )
 
 
-def _once(canonical: Mapping[str, str], where: str) -> None:
+def _once(named: Mapping[str, str], where: str) -> dict[str, str]:
+    """Return found keys by their names, of which each must be there once."""
     seen: dict[str, str] = {}
-    for found, name in canonical.items():
+    for found, name in named.items():
         if name in seen:
             raise ExportError(f"{where}: expected each parameter once, found both {seen[name]} and {found}; drop one")
         seen[name] = found
+    return seen
 
 
 def _spellings(dialect: Dialect, *, mla: bool) -> dict[str, str]:

@@ -153,7 +153,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
         raise _missing(missing, where) from None
     block = config.get(BLOCK) or {}
     ids = config.get(IDS) if dialect.numbering is Numbering.ENTRIES else (eagle or {}).get(IDS)
-    aux = config.get("num_aux_hidden_states") or (len(ids) if ids else 3)
+    aux = merged.get("num_aux_hidden_states") or (len(ids) if ids else 3)
     values = {
         **sizes,
         "rope_parameters": read_rope(merged, where),

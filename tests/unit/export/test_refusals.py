@@ -59,6 +59,12 @@ def test_an_unknown_key_is_named_because_sglang_would_drop_it(key, tmp_path, ref
     assert key in line
 
 
+def test_norms_of_queries_and_keys_are_said_to_be_vllms_alone(tmp_path, refused):
+    """What speculators 0.9.0 writes by its default, a layer as Qwen3's."""
+    norms = {f"layers.0.self_attn.{name}.weight": torch.ones(tiny.WIDTH) for name in ("q_norm", "k_norm")}
+    assert "attends as Qwen3" in refused(drafter(tmp_path, "speculators", **norms))
+
+
 def test_layers_under_a_prefix_nobody_has(tmp_path, refused):
     values = {key.replace("midlayer.", "blocks.0."): value for key, value in tiny.tensors("sglang").items()}
     assert "blocks.0." in refused(tiny.write(tmp_path / "in", "sglang", values))
