@@ -10,14 +10,13 @@ step, tokens per second, the milliseconds a step takes and those of them for col
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
 from dataclasses import replace
 
 import torch
-from train_step import SETTINGS, make_job
+from train_step import SETTINGS, make_job, step_arguments
 
 from eagle3_core.train.checkpoint import TrainState
 from eagle3_core.train.distributed import Ranks
@@ -42,13 +41,7 @@ def update_ms(learner: Learner, ranks: Ranks) -> float:
 
 def main() -> None:
     """Train, print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--setting", choices=SETTINGS, default="demo")
-    parser.add_argument("--ttt-steps", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
-    arguments = parser.parse_args()
+    arguments = step_arguments(__doc__, ttt_steps=3, steps=12).parse_args()
     ranks = Ranks.join(arguments.device, 300.0) if "RANK" in os.environ else Ranks.alone(arguments.device)
     setting = SETTINGS[arguments.setting]
     job = make_job(

@@ -205,14 +205,20 @@ def breakdown(profile: torch.profiler.profile, device: torch.device, step_ms: fl
     return {name: round(value, 2) for name, value in found.items()}
 
 
-def main() -> None:
-    """Parse, measure, print one JSON object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def step_arguments(described: str | None, *, ttt_steps: int, steps: int) -> argparse.ArgumentParser:
+    """Return a parser of what every benchmark of steps is told."""
+    parser = argparse.ArgumentParser(description=described, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--setting", choices=SETTINGS, default="demo")
-    parser.add_argument("--ttt-steps", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--ttt-steps", type=int, default=ttt_steps)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    return parser
+
+
+def main() -> None:
+    """Parse, measure, print one JSON object."""
+    parser = step_arguments(__doc__, ttt_steps=7, steps=8)
     parser.add_argument("--document", type=int, help="let every document have so many tokens, and a row of its own")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--freeze-head", action="store_true")
