@@ -4,6 +4,7 @@ import contextlib
 import importlib
 import json
 import resource
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from eagle3_core.config import RunConfig
 from eagle3_core.context import StageContext
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import Progress
-from eagle3_core.storage import open_store
+from eagle3_core.storage import commit, open_store
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}"
@@ -29,6 +30,24 @@ END = 256
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+
+
+@pytest.fixture
+def put_in(tmp_path):
+    """Return what gives the function that commits files, given as text, into a store."""
+
+    def into(store):
+        def put(key, kind, files, **facts):
+            staged = tmp_path / "staged"
+            shutil.rmtree(staged, ignore_errors=True)
+            staged.mkdir()
+            for name, text in files.items():
+                (staged / name).write_text(text)
+            return commit(store, key, staged, kind, facts=facts)
+
+        return put
+
+    return into
 
 
 @contextlib.contextmanager

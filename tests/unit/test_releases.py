@@ -10,24 +10,16 @@ from eagle3_core.artifacts import Kind
 from eagle3_core.cli.main import app
 from eagle3_core.errors import ArtifactError, CorruptArtifactError, InputError, UnknownSchemaError
 from eagle3_core.releases import Entry, current_champion, point, read_release, roll_back
-from eagle3_core.storage import commit, open_store
+from eagle3_core.storage import open_store
 
 TARGET = "7" * 64
 
 
 @pytest.fixture
-def root(tmp_path):
+def root(tmp_path, put_in):
     """A store, and a way to release drafters a, b, c in turn."""
     store = open_store(str(tmp_path / "root"))
-
-    def put(key, kind, files, **facts):
-        staged = tmp_path / "staged"
-        staged.mkdir(exist_ok=True)
-        for old in staged.iterdir():
-            old.unlink()
-        for name, text in files.items():
-            (staged / name).write_text(text)
-        return commit(store, key, staged, kind, facts=facts)
+    put = put_in(store)
 
     def entry(letter):
         checkpoint = put(f"train/{letter}", Kind.CHECKPOINT, {"w": letter})

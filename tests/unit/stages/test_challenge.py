@@ -14,7 +14,7 @@ from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import Progress
 from eagle3_core.stages import challenge
-from eagle3_core.storage import commit, load
+from eagle3_core.storage import load
 from eagle3_core.storage.local import LocalStore
 
 TARGET = "7" * 64
@@ -33,18 +33,10 @@ def digest(name):
 
 
 @pytest.fixture
-def stage(tmp_path, monkeypatch):
+def stage(tmp_path, monkeypatch, put_in):
     """Run the stage with a server that accepts as often as its side is told; what was served is kept."""
     store, served = LocalStore(tmp_path / "root"), []
-
-    def put(key, kind, files, **facts):
-        staged = tmp_path / "staged"
-        staged.mkdir(exist_ok=True)
-        for old in staged.iterdir():
-            old.unlink()
-        for name, text in files.items():
-            (staged / name).write_text(text)
-        return commit(store, key, staged, kind, facts=facts)
+    put = put_in(store)
 
     def serve(_context, side, drafter, prompts, passes):
         served.append((side, drafter.key, [one.id for one in prompts], passes))

@@ -11,7 +11,7 @@ from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import Progress
 from eagle3_core.releases import current_champion, read_release, roll_back
 from eagle3_core.stages import publish
-from eagle3_core.storage import commit, find
+from eagle3_core.storage import find
 from eagle3_core.storage.local import LocalStore
 
 RUN = RunConfig.parse({"name": "tiny", "target": {"model": "x"}, "data": {"prompts": "x"}}, "test")
@@ -20,17 +20,9 @@ RUN = RunConfig.parse({"name": "tiny", "target": {"model": "x"}, "data": {"promp
 class Root:
     """A store into which runs publish drafters by name; a run freezes its champion as it begins."""
 
-    def __init__(self, directory):
+    def __init__(self, directory, put_in):
         self.directory, self.store = directory, LocalStore(directory / "root")
-
-    def put(self, key, kind, files, **facts):
-        staged = self.directory / "staged"
-        staged.mkdir(exist_ok=True)
-        for old in staged.iterdir():
-            old.unlink()
-        for name, text in files.items():
-            (staged / name).write_text(text)
-        return commit(self.store, key, staged, kind, facts=facts)
+        self.put = put_in(self.store)
 
     def begin(self, letter, *, passed=True):
         """Return the publish stage of a run that has come so far; the champion is frozen now."""
@@ -58,8 +50,8 @@ class Root:
 
 
 @pytest.fixture
-def root(tmp_path):
-    return Root(tmp_path)
+def root(tmp_path, put_in):
+    return Root(tmp_path, put_in)
 
 
 def test_the_first_that_passes_is_published_and_the_next_takes_its_place(root):

@@ -203,6 +203,18 @@ def test_progress_says_how_fast_it_goes_and_what_does_not_get_through(make_job, 
     assert detail["tau"] == 2.5
 
 
+def attempts(name, destination, apart_s=0.0):
+    """Send steps 1 to 3, then resume after the first and send on to 4."""
+    for resumed, steps in ((0, [1, 2, 3]), (1, [2, 3, 4])):
+        one = Sender(name, destination)
+        one.begin(resumed, {step: {"train/loss": float(step)} for step in range(1, resumed + 1)})
+        for step in steps:
+            one.send(step, {"train/loss": float(step)})
+        one.close(finished=resumed > 0)
+        assert not one.behind
+        time.sleep(apart_s)
+
+
 def steps_of_mlflow(tracked):
     from mlflow.tracking import MlflowClient
 
@@ -215,13 +227,7 @@ def steps_of_mlflow(tracked):
 @pytest.mark.filterwarnings("default")
 def test_mlflow_continues_one_run(tracked):
     pytest.importorskip("mlflow")
-    for resumed, steps in ((0, [1, 2, 3]), (1, [2, 3, 4])):
-        one = Sender("mlflow", partial(destinations.MlFlow, tracked))
-        one.begin(resumed, {step: {"train/loss": float(step)} for step in range(1, resumed + 1)})
-        for step in steps:
-            one.send(step, {"train/loss": float(step)})
-        one.close(finished=resumed > 0)
-        assert not one.behind
+    attempts("mlflow", partial(destinations.MlFlow, tracked))
     run, steps = steps_of_mlflow(tracked)
     assert steps == [1, 2, 3, 4]
     assert run.info.status == "FINISHED"
@@ -235,14 +241,7 @@ def test_wandb_without_an_account_continues_one_run_in_files(tracked, monkeypatc
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert require_trackers(["wandb"]) == ["wandb"]
-    for resumed, steps in ((0, [1, 2, 3]), (1, [2, 3, 4])):
-        one = Sender("wandb", partial(destinations.Wandb, tracked))
-        one.begin(resumed, {step: {"train/loss": float(step)} for step in range(1, resumed + 1)})
-        for step in steps:
-            one.send(step, {"train/loss": float(step)})
-        one.close(finished=resumed > 0)
-        assert not one.behind
-        time.sleep(1.1)  # W&B names files by the second
+    attempts("wandb", partial(destinations.Wandb, tracked), apart_s=1.1)  # W&B names files by the second
     found = []
     for path in sorted(tracked.directory.glob("wandb/offline-run-*-abc123/*.wandb")):
         for content in log_records(path.read_bytes()[7:]):
