@@ -14,6 +14,7 @@ from eagle3_core.config.champion import Champion, Pinned
 from eagle3_core.context import StageContext
 from eagle3_core.data.prompts import conversation
 from eagle3_core.errors import ArtifactError, ConfigError, NotCommittedError
+from eagle3_core.evaluate import plots
 from eagle3_core.evaluate.bench.endpoint import facts_of
 from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
 from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
@@ -457,3 +458,10 @@ def test_a_report_knows_what_its_drafter_was_trained_on_and_all_that_it_started_
         pipeline.measure(served("baseline"), served("3/1/4"), served("3/2/8"))
         pipeline.report()
         assert learnt(pipeline) == wanted, (start, target)
+
+
+def test_a_legend_of_many_lines_leaves_room_for_them():
+    """Where it does not, matplotlib warns, which fails here."""
+    names = [f"EAGLE3 3/1/4 ({length} tokens, temperature {at})" for length in (64, 256) for at in range(8)]
+    lines = {name: ([1, 2], [1, 2]) for name in names}
+    assert plots.curves({"one": lines, "two": lines}, "x", "many", "Many lines").count("EAGLE3") >= 2 * len(names)
