@@ -86,6 +86,10 @@ def make_plan(source: Source, to: Dialect, told: str | None, target: TargetFacts
     if to.config == "nested" and not (config[PROPOSAL].get("verifier") or {}).get("name_or_path"):
         notes.append(f"{PROPOSAL}.verifier.name_or_path is none: speculators and vLLM look for the target there; give "
                      "--target")  # fmt: skip
+    if to.config == "nested" and EMBEDDING not in found:
+        notes.append(
+            f"no {EMBEDDING}: vLLM takes the target's, the speculators library (0.9.0) leaves it uninitialised"
+        )
     if facts.tied:
         notes.append("tie_word_embeddings is false now: the head is a tensor of its own")
     return Plan(

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+import torch
 
 from eagle3_core.errors import EngineArgsError, ExportError
 from eagle3_core.export.dialects import DIALECTS, Numbering
@@ -157,10 +158,26 @@ def test_the_target_is_named_where_speculators_looks_for_it_and_its_absence_is_s
     assert tiny.read_config(named.out)["speculators_config"]["verifier"] == {
         "name_or_path": "the target", "architectures": ["X"],
     }  # fmt: skip
-    assert named.plan.notes == ()
+    assert not any("--target" in note for note in named.plan.notes)
     kept = remap(source, tmp_path / "kept", "speculators")
     assert tiny.read_config(kept.out)["speculators_config"] == unnamed
     assert "give --target" in kept.plan.notes[0]
+
+
+def test_an_embedding_that_speculators_would_not_find_is_said(tmp_path):
+    """It opens the target for it only where its own is NaN, which unread memory seldom is (0.9.0)."""
+    values = tiny.tensors("speculators")
+    without = remap(
+        tiny.write(tmp_path / "a", "speculators", values), tmp_path / "x", "speculators", target=tiny.target()
+    )
+    assert without.plan.notes == (
+        "no embed_tokens.weight: vLLM takes the target's, the speculators library (0.9.0) leaves it uninitialised",
+    )
+    values["embed_tokens.weight"] = torch.ones((tiny.V, tiny.D)).bfloat16()
+    with_it = remap(
+        tiny.write(tmp_path / "b", "speculators", values), tmp_path / "y", "speculators", target=tiny.target()
+    )
+    assert with_it.plan.notes == ()
 
 
 LLAMA, DEEPSEEK, GPT_OSS = "LlamaForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM"
