@@ -14,6 +14,7 @@ import io
 import json
 import shutil
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -126,6 +127,7 @@ def measure(scratch: Path, overrides: dict[str, Any], arguments: argparse.Namesp
                 root = scratch / f"pass-{number}"
                 whole.append(captured(Pipeline.with_corpus(root, overrides, corpus)))
                 shutil.rmtree(root)
+            print(f"pass {number}: {plain[-1]:,.0f} plain, {whole[-1]:,.0f} captured", file=sys.stderr, flush=True)
     tokens = sum(map(len, samples))
     return {
         "raw_tokens_per_s": round(statistics.median(plain)),

@@ -102,6 +102,7 @@ def record(
             else:
                 check_canary(first, got, plan)
         checksums = writer.checksums()
+        on_tokens(written, writer.on_disk)
         _check_budget(writer.not_finite, shard, plan.dtype, max_bad)
     lengths = tuple(len(ids) for ids in samples.input_ids)
     index = ShardIndex(

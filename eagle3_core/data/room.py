@@ -1,4 +1,4 @@
-"""Which shards are recorded at once: as many as the disk has room for, those begun first before the others."""
+"""Which shards are captured at once: as many as the disk has room for, those begun first before the others."""
 
 from __future__ import annotations
 
@@ -22,28 +22,31 @@ class Free:
 
 
 class Room:
-    """Lets a shard in when the disk holds all of it beside what those under way still have to write.
+    """Lets a shard in when few are captured and the disk holds all of it beside what they still have to write.
 
     When the disk fills meanwhile, the newest gives way until the rest of the others fits: what it has written goes, and
     the oldest goes on. Only one that is alone is refused. Safe for threads.
     """
 
-    def __init__(self, free: Callable[[], Free], reserve: int, on_their_way: int = 0) -> None:
-        """Ask `free` each time; leave `reserve` bytes, and as many as states `on_their_way` may take of this disk."""
-        self._free, self._reserve, self._on_their_way = free, reserve, on_their_way
+    def __init__(self, free: Callable[[], Free], reserve: int, on_their_way: int, at_once: int) -> None:
+        """Ask `free` each time; leave `reserve` bytes, and as many as states `on_their_way` may take of this disk.
+
+        Of those let in, `at_once` may still have rows to write; the others are summed and committed.
+        """
+        self._free, self._reserve, self._on_their_way, self._at_once = free, reserve, on_their_way, at_once
         self._rests: dict[int, int] = {}
         self._had_others = set[int]()
         self._most: float = float("inf")
         self._changed = threading.Condition()
 
     def enter(self, shard: int, need: int) -> None:
-        """Wait until there is room for a shard of `need` bytes.
+        """Wait until it is the turn of a shard of `need` bytes and there is room for it.
 
         Raises:
             StorageFullError: there is none, and none of our own under way will give any back.
         """
         with self._changed:
-            while len(self._rests) >= self._most or not self._fits(need + sum(self._rests.values())):
+            while not self._its_turn() or not self._fits(need + sum(self._rests.values())):
                 if not self._rests:
                     raise self._full(need)
                 self._changed.wait()
@@ -69,9 +72,16 @@ class Room:
                     raise self._full(rest)
 
     def written(self, shard: int) -> None:
-        """Count nothing more of a shard whose last sample is with the writer."""
+        """Count nothing more of a shard that is on the disk."""
         with self._changed:
             self._rests[shard] = 0
+            self._changed.notify_all()
+
+    def wait_written(self, shard: int) -> None:
+        """Wait until a shard is on the disk, or over."""
+        with self._changed:
+            while self._rests.get(shard):
+                self._changed.wait()
 
     def leave(self, shard: int) -> None:
         """Forget a shard that is finished or given up; what it had written and nobody needs is gone by now."""
@@ -89,6 +99,9 @@ class Room:
         with self._changed:
             self._most = min(self._most, max(1, len(self._rests) - 1))
             return shard in self._had_others
+
+    def _its_turn(self) -> bool:
+        return len(self._rests) < self._most and sum(map(bool, self._rests.values())) < self._at_once
 
     def _newer(self, other: int, shard: int) -> bool:
         order = list(self._rests)

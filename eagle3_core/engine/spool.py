@@ -33,6 +33,8 @@ _NAME = "eagle3-spool-"
 
 CALLERS = 3
 """Who may capture at once."""
+UNDER_WAY = 2 * CALLERS
+"""Shards under way at once: as many are summed and committed while others are captured."""
 AHEAD = 4
 """Prefills sent and not yet taken by each of them."""
 

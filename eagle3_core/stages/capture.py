@@ -57,7 +57,7 @@ def run(context: StageContext) -> Ref:
 
 def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     from eagle3_core.engine.backend import capturing, spool_on_disk
-    from eagle3_core.engine.spool import CALLERS
+    from eagle3_core.engine.spool import CALLERS, UNDER_WAY
     from eagle3_core.identity import require_target
 
     assert context.index is not None
@@ -66,15 +66,15 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     shutil.rmtree(_out(context), ignore_errors=True)
     target = require_target(context.run, plan.target)
     reserve, on_their_way = context.run.capture.reserve_bytes, spool_on_disk(context.run, plan, target)
-    room = Room(lambda: _free(context), reserve, on_their_way)
+    room = Room(lambda: _free(context), reserve, on_their_way, CALLERS)
     room.enter(shard.index, plan.bytes_of(shard))
     stopped: Eagle3Error | None = None
-    with capturing(context, plan, target) as capture, ThreadPoolExecutor(CALLERS, thread_name_prefix="shard") as pool:
+    with capturing(context, plan, target) as capture, ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="shard") as pool:
         tally = _Tally(context, plan, room)
-        _record(context, shard, capture, tally)
-        # A shard goes to the disk while the engine computes others.
-        own = pool.submit(_commit, context, plan, shard)
+        own = pool.submit(_finish, context, shard, capture, tally)
         own.add_done_callback(lambda _: room.leave(shard.index))
+        # Alone, since what fails another shard may stop the engine; it is summed and committed beside others.
+        room.wait_written(shard.index)
         try:
             _go_on(context, capture, tally, pool, own)
         except Eagle3Error as error:
@@ -113,7 +113,7 @@ class _Tally:
                 self._done[shard.index] = done
                 whole = sum(tokens == self.plan.shards[index].tokens for index, tokens in self._done.items())
                 self._context.progress.update(sum(self._done.values()), self._total, "tokens", shards=whole)
-            if done == shard.tokens:
+            if on_disk == shard.tokens:
                 self.room.written(shard.index)
             else:
                 self.room.keep(shard.index, self.plan.bytes_of(shard) * (shard.tokens - on_disk) // shard.tokens)
@@ -136,6 +136,12 @@ def _record(context: StageContext, shard: PlannedShard, capture: Capture, tally:
     record(capture, tally.plan, shard, samples, staged, max_bad, tally.of(shard))
 
 
+def _finish(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> Ref:
+    """Capture one shard and commit it."""
+    _record(context, shard, capture, tally)
+    return _commit(context, tally.plan, shard)
+
+
 def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
     staged = _out(context) / f"{shard.index:05d}"
     ref = commit(
@@ -154,8 +160,8 @@ def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
 def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadPoolExecutor, own: Future[Ref]) -> None:
     """Capture every further shard that is neither committed nor claimed, a few at once.
 
-    At the end of a shard its last states are still on their way while the engine has nothing of it left to do. Where
-    the task's `own` shard cannot be committed, none is begun: the task is to say so now.
+    At the end of a shard its states are written, summed and committed while the engine has nothing of it left to do.
+    Once the task's `own` shard has failed, none is begun: the task is to say so now.
     """
     assert context.index is not None
     failed = threading.Event()
@@ -193,8 +199,7 @@ def _in_room(context: StageContext, shard: PlannedShard, capture: Capture, tally
             if not ours or find_sound(context.store, shard.key) is not None:
                 tally.leave_out(shard)
                 return True
-            _record(context, shard, capture, tally)
-            _commit(context, tally.plan, shard)
+            _finish(context, shard, capture, tally)
             return True
     except (GiveWayError, StorageFullError) as error:
         if isinstance(error, StorageFullError) and not room.fewer(shard.index):

@@ -31,7 +31,7 @@ def waits(thread):
 
 def test_a_shard_enters_beside_others_only_if_what_all_of_them_still_write_fits():
     disk = Disk(350)
-    room = Room(disk, reserve=100)
+    room = Room(disk, reserve=100, on_their_way=0, at_once=9)
     room.enter(1, 100)
     room.enter(2, 100)
     third = started(room.enter, 3, 100)
@@ -46,7 +46,7 @@ def test_a_shard_enters_beside_others_only_if_what_all_of_them_still_write_fits(
 
 def test_the_newest_gives_way_and_the_oldest_waits_for_that_and_goes_on():
     disk = Disk(1000)
-    room = Room(disk, reserve=100)
+    room = Room(disk, reserve=100, on_their_way=0, at_once=9)
     for shard in (7, 3, 5):
         room.enter(shard, 100)
     disk.free = 250
@@ -68,7 +68,7 @@ def test_the_newest_gives_way_and_the_oldest_waits_for_that_and_goes_on():
 
 def test_what_is_alone_and_has_no_room_is_told_what_would_be_needed():
     disk = Disk(1000)
-    room = Room(disk, reserve=100, on_their_way=600)
+    room = Room(disk, reserve=100, on_their_way=600, at_once=9)
     with pytest.raises(
         StorageFullError, match=r"^/disk: expected 301 bytes for the rest of a shard, 600 for states on"
     ):
@@ -80,15 +80,15 @@ def test_what_is_alone_and_has_no_room_is_told_what_would_be_needed():
     room.keep(1, 199)
 
 
-def test_a_shard_that_was_wholly_handed_over_takes_no_more_from_others():
-    room = Room(Disk(100), reserve=0)
+def test_a_shard_that_is_on_the_disk_takes_no_more_from_others():
+    room = Room(Disk(100), reserve=0, on_their_way=0, at_once=9)
     room.enter(1, 100)
     room.written(1)
     room.enter(2, 100)
 
 
 def test_a_disk_that_is_full_whatever_its_figures_say_gets_fewer_shards_at_once():
-    room = Room(Disk(1 << 60), reserve=0)
+    room = Room(Disk(1 << 60), reserve=0, on_their_way=0, at_once=9)
     for shard in (1, 2, 3):
         room.enter(shard, 1)
     assert room.fewer(3)
@@ -104,3 +104,24 @@ def test_a_disk_that_is_full_whatever_its_figures_say_gets_fewer_shards_at_once(
     room.leave(2)
     room.enter(2, 1)
     assert not room.fewer(2)
+
+
+def test_a_shard_has_its_turn_when_one_before_it_is_on_the_disk_or_over():
+    room = Room(Disk(1 << 60), reserve=0, on_their_way=0, at_once=2)
+    room.enter(1, 100)
+    room.enter(2, 100)
+    third, fourth = started(room.enter, 3, 100), started(room.wait_written, 1)
+    room.keep(1, 1)
+    assert waits(third)
+    assert waits(fourth)
+    room.written(1)
+    third.join(20)
+    fourth.join(20)
+    assert not third.is_alive()
+    assert not fourth.is_alive()
+    last = started(room.enter, 4, 100)
+    assert waits(last)
+    room.leave(2)
+    last.join(20)
+    assert not last.is_alive()
+    room.wait_written(2)

@@ -81,12 +81,13 @@ def test_a_disk_that_fills_while_working_ahead_fails_no_task_and_leaves_nothing(
     monkeypatch.setattr(ShardWriter, "append", append)
     planned.run("capture", 0)
     # Each of those who work meets it, and those who try again with fewer at once.
-    assert own + 3 <= len(calls) <= own + 2 + 3 * CALLERS
+    assert own + 3 <= len(calls) <= own + 2 + 4 * CALLERS
     assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count("ok") == 1
     assert left_over(planned) == []
 
 
 def test_a_task_whose_own_shard_cannot_be_committed_says_so_at_once_and_works_no_further_ahead(planned, monkeypatch):
+    monkeypatch.setattr("eagle3_core.engine.spool.UNDER_WAY", 2)
     real = capture._commit
 
     def refuse_own(context, plan, shard):
@@ -97,10 +98,8 @@ def test_a_task_whose_own_shard_cannot_be_committed_says_so_at_once_and_works_no
     monkeypatch.setattr(capture, "_commit", refuse_own)
     with pytest.raises(StoreUnreachableError):
         planned.run("capture", 0)
-    # Those that were begun meanwhile are brought to their end.
-    assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count(
-        "ok"
-    ) < CALLERS + 1
+    # What was begun meanwhile is brought to its end.
+    assert [finding.state for finding in inspect(planned.store, planned.refs[Kind.SHARD_PLAN])].count("ok") <= 1
 
 
 def test_the_asked_shard_stops_in_its_middle_and_gives_back_what_it_had_written(planned, engine):
