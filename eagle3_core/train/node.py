@@ -24,6 +24,9 @@ from eagle3_core.train.request import TrainRequest
 PATIENCE_S = 24 * 3600.0
 """How long it waits for an attempt to begin."""
 
+GREETING_S = 60.0
+"""How long it waits for the train stage to say what to train, which it does at once."""
+
 LOG = logging.getLogger(__name__)
 
 
@@ -60,8 +63,10 @@ def _connect(where: str, known: TrainRequest | None) -> Line | None:
 
 def _attempt(line: Line, where: str, work: Path) -> TrainRequest | None:
     """Train as long as the leading machine does; return what was trained, None if it was not begun."""
-    said = line.hear()
+    said = line.hear(GREETING_S)
     if said is None:
+        LOG.warning("%s hung up or said nothing for %g s: is that the train stage? Trying again", where, GREETING_S)
+        time.sleep(1.0)
         return None
     try:
         request = TrainRequest.parse(said.get("task"), where).model_copy(update={"work": work, "leads": False})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import queue
 import socket
 import threading
 import time
@@ -21,6 +22,11 @@ from eagle3_core.errors import ConfigError, WorkerDiedError
 
 GATHERING_S = 1800.0
 """How long the leading machine waits for all others."""
+
+SILENT_S = 10.0
+"""After how long somebody who is connected and has not answered is named: a stranger, or a machine that downloads."""
+
+LOOK_S = 0.5
 
 LAST_WORDS_S = 20.0
 """How long it waits for what the others know about a failure: torchrun on each ends within that."""
@@ -97,6 +103,55 @@ def endpoint(text: str) -> tuple[str, int]:
         raise ConfigError(f"training.{error}") from None
 
 
+class _Arrivals:
+    """Whoever rings is told the task and heard by a thread of its own, so that one who is silent keeps nobody out.
+
+    Attributes:
+        answers: the line of each who has answered or hung up, and the answer.
+    """
+
+    def __init__(self, listener: socket.socket, task: dict[str, Any]) -> None:
+        """Answer the bell from now on, until `close`."""
+        self._listener, self._task = listener, task
+        self._silent: dict[Line, float] = {}
+        self.answers: queue.Queue[tuple[Line, dict[str, Any] | None]] = queue.Queue()
+        self._threads: list[threading.Thread] = []
+        self._bell = threading.Thread(target=self._accept, name="arrivals", daemon=True)
+        self._bell.start()
+
+    def named(self) -> str:
+        """Return in words who is connected and has not answered for a while; empty for nobody."""
+        since = time.monotonic() - SILENT_S
+        names = [line.there for line, came in list(self._silent.items()) if came < since]
+        return f" ({', '.join(names)}: connected, and has not said that it is ready)" if names else ""
+
+    def close(self) -> None:
+        """Hang up on all who have not answered, or too late."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._bell.join()
+        for line in list(self._silent):
+            line.close()
+        for thread in self._threads:
+            thread.join()
+        while not self.answers.empty():
+            self.answers.get()[0].close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, (there, *_) = self._listener.accept()
+                line = Line(connection, there)
+                self._silent[line] = time.monotonic()
+                self._threads.append(threading.Thread(target=self._hear, args=(line,), daemon=True))
+                self._threads[-1].start()
+
+    def _hear(self, line: Line) -> None:
+        answer = line.hear() if line.say(task=self._task) else None
+        del self._silent[line]
+        self.answers.put((line, answer))
+
+
 @dataclass
 class Company:
     """The other machines, as the leading one sees them."""
@@ -113,7 +168,7 @@ class Company:
 
     @classmethod
     def gather(cls, where: str, nodes: int, output: str, task: dict[str, Any], told: Callable[[str], None]) -> Self:
-        """Wait until all others have the `task` and are ready; `told` hears how many are missing.
+        """Wait until all others have the `task` and are ready; `told` hears how many are missing, and who is silent.
 
         Raises:
             WorkerDiedError: not all came.
@@ -123,31 +178,26 @@ class Company:
             listener = socket.create_server(("", port), backlog=nodes)
         except OSError as error:
             raise WorkerDiedError(f"training.rdzv_endpoint {where}: cannot listen there: {error.strerror}") from None
-        end, found = time.monotonic() + GATHERING_S, cls(Meeting(nodes, host, port + 1, output, "", True))
-        try:
-            with listener:
-                while missing := nodes - 1 - len(found.lines):
-                    told(f"waiting for {missing} of {nodes} machines at {where}{found.refusal}")
-                    arrived = []
-                    for _ in range(missing):
-                        listener.settimeout(max(0.1, end - time.monotonic()))
-                        connection, (there, *_) = listener.accept()
-                        arrived.append(Line(connection, there))
-                        arrived[-1].say(task=task)
-                    for line in arrived:
-                        found._welcome(line, end)
-        except TimeoutError:
-            found.dismiss()
-            raise WorkerDiedError(
-                f"expected {nodes} machines within {GATHERING_S:g} s, found {1 + len(found.lines)}{found.refusal}; run "
-                f"`eagle3 train-node {where}` on each of the others, then run again"
-            ) from None
+        found, arrivals = cls(Meeting(nodes, host, port + 1, output, "", True)), _Arrivals(listener, task)
+        with listener, contextlib.closing(arrivals):
+            end, said = time.monotonic() + GATHERING_S, ""
+            while missing := nodes - 1 - len(found.lines):
+                who = arrivals.named() + found.refusal
+                if (now := f"waiting for {missing} of {nodes} machines at {where}{who}") != said:
+                    told(said := now)
+                if time.monotonic() > end:
+                    found.dismiss()
+                    raise WorkerDiedError(
+                        f"expected {nodes} machines within {GATHERING_S:g} s, found {1 + len(found.lines)}{who}; run "
+                        f"`eagle3 train-node {where}` on each of the others, then run again"
+                    )
+                with contextlib.suppress(queue.Empty):
+                    found._welcome(*arrivals.answers.get(timeout=LOOK_S))
         found.meeting = Meeting(nodes, host, port + 1, output, found.lines[0].here, True)
         return found
 
-    def _welcome(self, line: Line, end: float) -> None:
+    def _welcome(self, line: Line, answer: dict[str, Any] | None) -> None:
         """Keep a machine that says it is ready, which it may be after a download."""
-        answer = line.hear(max(0.1, end - time.monotonic()))
         if answer is not None and "ready" in answer:
             self.lines.append(line)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 import threading
@@ -71,6 +72,82 @@ def test_a_stranger_that_rings_and_resets_the_line_is_named_and_stops_nobody(whe
     company = gather(where, told)
     assert told[1:] == [f"waiting for 1 of 2 machines at {where} (127.0.0.1: hung up)"]
     company.dismiss()
+
+
+def test_a_stranger_that_says_nothing_is_named_and_keeps_nobody_out(where, monkeypatch):
+    monkeypatch.setattr(nodes, "SILENT_S", 0.0)
+    told, strangers, gathered = [], [], []
+    named = f"waiting for 1 of 2 machines at {where} (127.0.0.1: connected, and has not said that it is ready)"
+
+    def arrive():
+        while not strangers:
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection(endpoint(where)))
+        while named not in told:
+            time.sleep(0.05)
+        call(where, {"ready": True})
+
+    threading.Thread(target=arrive, daemon=True).start()
+    leader = threading.Thread(target=lambda: gathered.append(gather(where, told)), daemon=True)
+    leader.start()
+    leader.join(60)
+    assert len(gathered[0].lines) == 1
+    strangers[0].settimeout(60)
+    assert strangers[0].makefile().read().startswith('{"task"')  # and then it was hung up on
+    strangers[0].close()
+    gathered[0].dismiss()
+
+
+def test_who_was_connected_is_named_when_too_few_came(where, monkeypatch):
+    monkeypatch.setattr(nodes, "SILENT_S", 0.0)
+    monkeypatch.setattr(nodes, "GATHERING_S", 3.0)
+    strangers = []
+
+    def arrive():
+        while not strangers:
+            with contextlib.suppress(OSError):
+                strangers.append(socket.create_connection(endpoint(where)))
+
+    threading.Thread(target=arrive, daemon=True).start()
+    with pytest.raises(
+        WorkerDiedError, match=r"found 1 \(127.0.0.1: connected, and has not said that it is ready\); run"
+    ):
+        gather(where, [])
+    strangers[0].close()
+
+
+def test_a_machine_too_many_is_sent_away_to_wait_for_the_next_attempt(where):
+    lines = []
+
+    def arrive():
+        while len(lines) < 3:
+            with contextlib.suppress(OSError):
+                lines.append(Line(socket.create_connection(endpoint(where)), "127.0.0.1"))
+                lines[-1].say(ready=True)
+
+    threading.Thread(target=arrive, daemon=True).start()
+    company = gather(where, [])
+    assert len(company.lines) == 1
+    company.begin(lambda: None)
+    heard = []
+    for line in lines:
+        while (said := line.hear(60)) is not None and "task" in said:
+            pass
+        heard.append(said)
+    assert heard.count({"go": True}) == 1
+    assert heard.count(None) == len(lines) - 1
+    company.dismiss()
+    for line in lines:
+        line.close()
+
+
+def test_a_machine_that_rings_somewhere_else_says_so_and_tries_again(where, monkeypatch, caplog):
+    monkeypatch.setattr(node, "GREETING_S", 0.1)
+    with socket.create_server(endpoint(where)):
+        line = node._connect(where, None)
+        assert node._attempt(line, where, None) is None
+        line.close()
+    assert f"{where} hung up or said nothing for 0.1 s: is that the train stage?" in caplog.text
 
 
 def test_a_machine_that_cannot_take_part_is_named_and_another_may_come(where):
