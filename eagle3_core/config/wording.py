@@ -39,16 +39,23 @@ _SCALARS = ("bool", "int", "float", "str")
 
 
 def problems(model: type[BaseModel], errors: Sequence[Any]) -> Iterator[str]:
-    """Yield one clause a problem: the place, what was expected, what was found, the nearest valid key."""
+    """Yield one clause a problem: the place, what was expected, what was found, the nearest valid key.
+
+    Places of which the same is to be said share a clause.
+    """
     places = [_place(error) for error in errors]
     said: set[tuple[str, ...]] = set()
+    clauses: dict[str, list[str]] = {}
     for error, place in zip(errors, places, strict=True):
         # A list counts as too short where its elements are what is wrong; of alternatives one clause is enough.
         inner = any(other[: len(place)] == place and len(other) > len(place) for other in places)
         if place in said or (error["type"] == "too_short" and inner):
             continue
         said.add(place)
-        yield _clause(model, error, place)
+        path = ".".join(place)
+        clauses.setdefault(_clause(model, error, place).removeprefix(f"{path}: "), []).append(path)
+    for clause, paths in clauses.items():
+        yield f"{', '.join(paths)}: {clause}".removeprefix(": ")
 
 
 def _place(error: Any) -> tuple[str, ...]:

@@ -78,11 +78,11 @@ def latent_sizes(text: Mapping[str, Any], wanted: DrafterConfig) -> LatentSizes:
     """
     found = {name: getattr(wanted, name) or text.get(name) for name in LATENT_SIZES}
     if missing := [name for name, value in found.items() if not value]:
-        what = "no MLA" if not text.get("kv_lora_rank") else f"no {', '.join(missing)}"
+        none = "" if text.get("kv_lora_rank") else ", which has no MLA"
         raise ConfigError(
-            f"drafter.attention mla: expected {', '.join(missing)} from the target, which has {what} "
-            f"({text.get('model_type', 'no model_type')}); set drafter.{' and drafter.'.join(missing)}, or attention: "
-            "mha"
+            f"drafter.attention mla: expected {', '.join(missing)} of the target or under drafter, found neither "
+            f"({text.get('model_type', 'no model_type')}{none}); set {'them' if missing[1:] else 'it'} under drafter, "
+            "or attention: mha"
         )
     return LatentSizes.parse(found, "drafter sizes")
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, overload
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.context import StageContext
@@ -31,12 +31,13 @@ def run(context: StageContext) -> Ref:
     if done := context.done():
         return done
     from eagle3_core.data.features import FeatureSet
-    from eagle3_core.evaluate.parity import compare, require, require_layer_ids, trained_logits
+    from eagle3_core.evaluate.parity import compare, controls, require, require_layer_ids, trained_logits
     from eagle3_core.evaluate.reference import Reference, TargetEnds
     from eagle3_core.evaluate.trainer import TrainerFigures
     from eagle3_core.export.directory import materialise
     from eagle3_core.model.architecture import CONFIG_FILE, DrafterArchitecture
 
+    context.progress.phase("reading the export and held-out samples")
     drafter, checkpoint = context.input("drafter"), context.input("checkpoint")
     ends = TargetEnds.load(resolve_target(context.run))
     reference = Reference.load(materialise(drafter, context.work / "drafter"), ends)
@@ -48,9 +49,11 @@ def run(context: StageContext) -> Ref:
     samples = list(_held_out(features, ends))
     evaluation = context.run.evaluation
     depth = evaluation.primary_shape.num_steps
-    context.progress.phase(f"comparing logits and tau on {len(samples)} held-out samples")
     network = _network(checkpoint, sizes, ends, drafter.manifest.facts["dtype"])
-    parity = compare(reference, trained_logits(network), samples, depth, evaluation.max_new_tokens[0])
+    # Each sample as it is, and with every mistake on purpose.
+    total = len(samples) * (1 + sum(1 for _ in controls(reference)))
+    told = Told(samples, lambda done: context.progress.update(done, total, "comparisons", samples=len(samples)))
+    parity = compare(reference, trained_logits(network), told, depth, evaluation.max_new_tokens[0])
     (context.work / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
     trainer = TrainerFigures(checkpoint.json("validation.json"))
     require(parity, trainer.tau_chain(depth, [sample.id for sample in samples]))
@@ -58,6 +61,34 @@ def run(context: StageContext) -> Ref:
     (staged / FILE).write_text(parity.model_dump_json(indent=1), encoding="utf-8")
     shown = {"tau": round(parity.tau_export, 4), "max_logit_difference": parity.max_logit_difference}
     return context.commit(staged, facts=parity.model_dump(mode="json"), ref_facts=shown)
+
+
+class Told(Sequence["HeldOut"]):
+    """Held-out samples that tell how many of them have been gone through, in all walks over them together."""
+
+    def __init__(self, samples: Sequence[HeldOut], tell: Callable[[int], None]) -> None:
+        """Tell 0 at once, and one more after each sample."""
+        self._samples, self._tell, self._done = samples, tell, 0
+        tell(0)
+
+    def __iter__(self) -> Iterator[HeldOut]:
+        """Go through all samples once."""
+        for sample in self._samples:
+            yield sample
+            self._done += 1
+            self._tell(self._done)
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._samples)
+
+    @overload
+    def __getitem__(self, index: int) -> HeldOut: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[HeldOut]: ...
+    def __getitem__(self, index: int | slice) -> HeldOut | Sequence[HeldOut]:
+        """Return some without going through them."""
+        return self._samples[index]
 
 
 def _held_out(features: FeatureSet, ends: TargetEnds) -> Iterator[HeldOut]:

@@ -99,7 +99,9 @@ def _made(checks: Mapping[str, Callable[[], Any]], progress: Progress) -> dict[s
         try:
             found[name] = check()
         except Eagle3Error as error:
-            problems.append(str(error))
+            # Several checks need the drafter's sizes, say; what is wrong with them is told once.
+            if str(error) not in problems:
+                problems.append(str(error))
     if problems:
         raise PreflightError("; ".join(problems))
     return found

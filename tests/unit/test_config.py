@@ -233,3 +233,10 @@ def test_a_meeting_place_may_be_a_name_or_an_address():
 def test_a_day_that_is_none_is_asked_for_by_an_example():
     with pytest.raises(ConfigError, match=r"data\.until: expected a date like 2026-11-30, found 'tomorow'"):
         load_recipe("demo", {"data.window_days": 1, "data.until": "tomorow"})
+
+
+def test_keys_of_which_the_same_is_to_be_said_share_a_clause():
+    with pytest.raises(ConfigError) as caught:
+        load_recipe("demo", {"drafter.colour": 1, "drafter.smell": 2})
+    assert str(caught.value).count("known: draft_vocab_size") == 1
+    assert "drafter.colour, drafter.smell: unknown key, known: " in str(caught.value)

@@ -49,4 +49,6 @@ def test_multi_latent_attention_is_explained_and_planned_and_wants_its_sizes(tmp
     assert plans[0] - plans[1] == 12 * (7 * 192 * 192 - attention)
     refused = CliRunner().invoke(app, ["train", "demo", "--explain", *mla])
     assert refused.exit_code != 0
-    assert "the target, which has no MLA" in " ".join(refused.output.split())
+    said = " ".join(refused.output.split())
+    assert "which has no MLA); set them under drafter, or attention: mha" in said
+    assert said.count("q_lora_rank") == said.count("attention: mha") == 1

@@ -18,6 +18,7 @@ from eagle3_core.evaluate.parity import (
     trained_logits,
 )
 from eagle3_core.evaluate.reference import Reference
+from eagle3_core.stages.parity import Told
 
 DEPTH = 5
 
@@ -33,6 +34,13 @@ def test_a_faithful_export_passes_and_drafts_as_the_trained_drafter_does(world):
     assert parity.argmax_agreement == 1.0
     assert parity.tau_export == parity.tau_trainer
     assert 2.0 < parity.tau_export < 4.0
+
+
+def test_the_gate_tells_how_far_it_is_from_the_first_sample_to_the_last_mistake(world):
+    heard, reference = [], world.reference()
+    told = Told(world.samples, heard.append)
+    assert compare(reference, trained_logits(world.network()), told, DEPTH) == measure(world, reference)
+    assert heard == list(range(len(world.samples) * (1 + len(list(controls(reference)))) + 1))
 
 
 def test_each_deliberate_mistake_costs_more_than_a_tenth_of_the_gain(world):

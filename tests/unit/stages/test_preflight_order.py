@@ -42,6 +42,16 @@ def test_sampled_points_are_refused_where_sglang_would_verify_greedily(flow, mon
     assert " passes over 80 prompts" in flow.run("preflight").facts["evaluation"]
 
 
+def test_what_several_checks_meet_is_told_once(flow, monkeypatch):
+    monkeypatch.setattr(preflight, "require_known_good", dict)
+    flow.config = flow.config.model_copy(
+        update={"drafter": flow.config.drafter.model_copy(update={"attention": "mla"})}
+    )
+    with pytest.raises(PreflightError) as caught:
+        flow.run("preflight")
+    assert str(caught.value).count("set them under drafter") == 1
+
+
 def test_the_preflight_makes_every_check(flow, monkeypatch):
     for slow in ("_template", "try_training"):
         monkeypatch.setattr(preflight, slow, lambda *_: {})
