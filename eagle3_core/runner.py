@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import time
@@ -37,6 +38,9 @@ class Watcher(Protocol):
 
     def ended(self, title: str, ref: Ref, seconds: float) -> None:
         """The job's output is committed."""
+
+    def stopping(self, title: str) -> None:
+        """Somebody told this process to stop; the job is asked to end, which takes it a moment."""
 
     def retrying(self, title: str, error: Eagle3Error, attempt: int) -> None:
         """The job failed in a way that another attempt may cure."""
@@ -80,6 +84,7 @@ class PipelineRun:
         Raises:
             NotCommittedError: an input stage has not run.
             Eagle3Error: the stage failed and no further attempt helps.
+            KeyboardInterrupt: came from outside; the stage's job has ended, unless it was somebody else's by then.
         """
         for _, kind in stage.inputs:
             self.require(kind)
@@ -136,6 +141,11 @@ class PipelineRun:
             try:
                 job = jobs.start_or_join(spec, self.owner, always=always or attempt > 1)
                 ref = jobs.wait(job, on_progress=self._reporter(title))
+            except KeyboardInterrupt:
+                self.watcher.stopping(title)
+                with contextlib.suppress(FileNotFoundError):  # it had not begun
+                    jobs.kill(spec.directory, self.owner)
+                raise
             except Eagle3Error as error:
                 if error.remedy is Remedy.FIX or attempt > RETRIES:
                     raise

@@ -73,7 +73,7 @@ class JobOperator(BaseOperator):
             self.log.warning("Airflow's API does not answer; the job stays, bounded by its lease")
             return
         try:
-            jobs.kill(self._job, self._owner)
+            jobs.kill(self._job.directory, self._owner)
         except JobFencedError as error:
             self.log.info("%s", error)
 

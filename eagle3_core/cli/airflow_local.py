@@ -1,4 +1,4 @@
-"""One Airflow on this machine: start or re-join it, wait until it can work, talk to it as its UI does, stop it."""
+"""One Airflow on this machine: start or re-join it, wait until it can work, stop it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 
@@ -25,6 +24,7 @@ from eagle3_core.jobs.processes import Identity, kill_marked, marked
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 300.0
 _STATE = "standalone.json"
+_STOPPED = "stopped"
 _PASSWORDS = "passwords.json"
 _USER = "admin"
 
@@ -33,6 +33,12 @@ class AirflowError(Eagle3Error):
     """The local Airflow did not start or refused a request."""
 
     remedy = Remedy.RETRY
+
+
+class AirflowStoppedError(Eagle3Error):
+    """Somebody stopped the local Airflow on purpose while this process followed a run of it."""
+
+    remedy = Remedy.RESUME
 
 
 @dataclass(frozen=True)
@@ -73,14 +79,17 @@ class LocalAirflow:
         passwords = read_json(self.home / _PASSWORDS) or {}
         return _USER, str(passwords.get(_USER, ""))
 
-    def ensure(self, say: Callable[[str], None]) -> None:
-        """Start it unless it runs already; return when scheduler, DAG processor and API answer.
+    def ensure(self, say: Callable[[str], None], *, again: bool = False) -> None:
+        """Start it unless it runs already, `again` if it died; return when scheduler, DAG processor and API answer.
 
         Raises:
             AirflowError: it ended, or is not healthy after five minutes.
+            AirflowStoppedError: it was stopped on purpose, before it is to start `again` or while it starts.
         """
-        self.home.mkdir(parents=True, exist_ok=True)
         with self._locked():
+            if again:
+                self.raise_if_stopped()
+            (self.home / _STOPPED).unlink(missing_ok=True)
             if self._running():
                 if self._becomes_healthy(say, 60.0):
                     return
@@ -92,13 +101,27 @@ class LocalAirflow:
                 raise AirflowError(f"Airflow: not healthy after {START_LIMIT_S:.0f} s; see {self.log}")
 
     def stop(self) -> None:
-        """End Airflow, then every job of its root."""
+        """End Airflow, then every job of its root; who follows a run of it does not start it again."""
+        self.home.mkdir(parents=True, exist_ok=True)
+        (self.home / _STOPPED).touch()
         with self._locked():
             self._end()
             (self.home / _STATE).unlink(missing_ok=True)
         for directory in jobs.jobs_directory(self.root).glob("*"):
             if jobs.directory_state(directory).name in ("running", "lost"):
                 jobs.end_processes(directory)
+
+    def raise_if_stopped(self) -> None:
+        """Raise if it was stopped since it was asked for last.
+
+        Raises:
+            AirflowStoppedError: it was.
+        """
+        if (self.home / _STOPPED).exists():
+            raise AirflowStoppedError(
+                "Airflow and its jobs were stopped (`make stop` or `eagle3 stop`) while this followed a run; run the "
+                "same again, it goes on where it was"
+            )
 
     def _running(self) -> bool:
         state = read_json(self.home / _STATE)
@@ -158,6 +181,7 @@ class LocalAirflow:
     def _becomes_healthy(self, say: Callable[[str], None], limit_s: float) -> bool:
         started, said = time.monotonic(), 0.0
         while (elapsed := time.monotonic() - started) < limit_s:
+            self.raise_if_stopped()
             missing = self._unhealthy()
             if not missing:
                 return True
@@ -195,70 +219,6 @@ class LocalAirflow:
         with (self.home / "lock").open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
-
-
-class Api:
-    """Airflow's REST API, signed in as the user of the UI."""
-
-    def __init__(self, airflow: LocalAirflow) -> None:
-        """Sign in.
-
-        Raises:
-            AirflowError: the API does not answer or refuses the login.
-        """
-        self._login = airflow.login
-        self._client = httpx.Client(base_url=airflow.url, timeout=30)
-        self._sign_in()
-
-    def _sign_in(self) -> None:
-        user, password = self._login
-        token = self._request("POST", "/auth/token", json={"username": user, "password": password})["access_token"]
-        self._client.headers["Authorization"] = f"Bearer {token}"
-
-    def get(self, path: str, **params: Any) -> Any:
-        """Return what lies at `path` below /api/v2."""
-        return self._request("GET", f"/api/v2/{path}", params=params)
-
-    def find(self, path: str) -> Any:
-        """Return what lies at `path`, or None if nothing does."""
-        with contextlib.suppress(NotFoundError):
-            return self.get(path)
-        return None
-
-    def post(self, path: str, values: dict[str, Any]) -> Any:
-        """Create something."""
-        return self._request("POST", f"/api/v2/{path}", json=values)
-
-    def patch(self, path: str, values: dict[str, Any]) -> Any:
-        """Change something."""
-        return self._request("PATCH", f"/api/v2/{path}", json=values)
-
-    def _request(self, method: str, path: str, **arguments: Any) -> Any:
-        """Send, waiting out a busy or restarting server and an expired token."""
-        problem = ""
-        for _ in range(20):
-            try:
-                answer = self._client.request(method, path, **arguments)
-            except httpx.TransportError as error:
-                problem = str(error) or type(error).__name__
-                time.sleep(1)
-                continue
-            if answer.status_code < 400:
-                return answer.json() if answer.content else None
-            problem = f"{answer.status_code} {answer.text[:300]}"
-            if answer.status_code == 404:
-                raise NotFoundError(f"{method} {path}: {problem}")
-            if answer.status_code == 401 and path != "/auth/token":
-                self._sign_in()
-            elif answer.status_code < 500:
-                break
-            else:
-                time.sleep(1)
-        raise AirflowError(f"Airflow: {method} {path}: {problem}")
-
-
-class NotFoundError(AirflowError):
-    """There is nothing at this address."""
 
 
 def _bin() -> Path:

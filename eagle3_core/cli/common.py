@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +39,8 @@ Root = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for scripts.")]
 DEFAULT_ROOT = ".eagle3/store"
+GOES_ON = "its job has ended; run the same again, it goes on where it was"
+"""What a run says that was told to stop."""
 NOT_PUBLISHED = 3
 """Exit code of a run that went well and whose drafter did not become the champion."""
 
@@ -61,6 +64,28 @@ def one_line_errors() -> Iterator[None]:
         message = " ".join(str(error).split())
         print(f"error: [{type(error).__name__}] {message}", file=sys.stderr)
         raise typer.Exit(EXIT_CODES[error.remedy]) from None
+
+
+@contextlib.contextmanager
+def told_to_stop(said: str) -> Iterator[None]:
+    """Let SIGTERM end the block as ctrl-C does, by KeyboardInterrupt; print `said` then.
+
+    The exit code is 143 or 130, 128 and the signal's number.
+    """
+    came: list[int] = []
+
+    def interrupt(number: int, _frame: object) -> None:
+        came.append(number)
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    except KeyboardInterrupt:
+        print(f"stopped: {said}", file=sys.stderr)
+        raise typer.Exit(128 + (came or [signal.SIGINT])[-1]) from None
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
 @contextlib.contextmanager

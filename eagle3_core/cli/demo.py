@@ -14,8 +14,9 @@ from rich.console import Console
 from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.checks import check_inputs
-from eagle3_core.cli.airflow_local import CHECKOUT, AirflowError, Api, LocalAirflow
-from eagle3_core.cli.common import NOT_PUBLISHED, one_line_errors
+from eagle3_core.cli.airflow_api import Api
+from eagle3_core.cli.airflow_local import CHECKOUT, AirflowError, LocalAirflow
+from eagle3_core.cli.common import NOT_PUBLISHED, one_line_errors, told_to_stop
 from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.follow import Follower, failure
 from eagle3_core.cli.forecast import forecast, has_gpu
@@ -60,13 +61,8 @@ def demo(
         started = time.monotonic()
         request = request_for(target, prompts)
         _check(console, request, airflow.root)
-        try:
+        with told_to_stop("The run goes on. Come back with the same command; stop it with `make stop`."):
             run_id = _follow(console, airflow, request)
-        except KeyboardInterrupt:
-            console.print(
-                f"\nThe run goes on. Come back with the same command; stop it with `make stop`; see {airflow.url}"
-            )
-            raise typer.Exit(130) from None
         result = _result(airflow, run_id, time.monotonic() - started)
         if stop_after:
             airflow.stop()
@@ -123,11 +119,12 @@ def _follow(console: Console, airflow: LocalAirflow, request: Request) -> str:
             break
         except AirflowError as error:
             console.print(f"[yellow]{error}[/]", soft_wrap=True)
-            airflow.ensure(console.print)
+            airflow.ensure(console.print, again=True)
             api = Api(airflow)
     else:
         raise AirflowError(f"Airflow: went away {RESTARTS} times during one run; see {airflow.log}")
     if state != "success":
+        airflow.raise_if_stopped()  # which fails tasks on its way
         why = failure(api, f"dags/{DAG}/dagRuns/{run_id}", follower.instances(), directory, airflow.home)
         console.print(f"[red]failed[/] {why.task}: {why.line}", soft_wrap=True)
         console.print(f"log: {why.log}", soft_wrap=True)

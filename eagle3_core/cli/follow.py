@@ -12,7 +12,8 @@ from rich.console import Console, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from eagle3_core.cli.airflow_local import AirflowError, Api
+from eagle3_core.cli.airflow_api import Api
+from eagle3_core.cli.airflow_local import AirflowError
 from eagle3_core.jobs.files import COMMAND, ERROR, EXIT, PROGRESS, read_json
 from eagle3_core.jobs.supervisor import TERMINATED
 from eagle3_core.pipeline import STAGES

@@ -12,6 +12,7 @@ from eagle3_core.checks import check_inputs
 from eagle3_core.cli.bench import bench
 from eagle3_core.cli.common import (
     DEFAULT_ROOT,
+    GOES_ON,
     NOT_PUBLISHED,
     AsJson,
     Overrides,
@@ -22,6 +23,7 @@ from eagle3_core.cli.common import (
     one_line_errors,
     owner,
     print_json,
+    told_to_stop,
 )
 from eagle3_core.cli.demo import demo, stop
 from eagle3_core.cli.explain import explained
@@ -62,7 +64,7 @@ def run(
         if until not in STAGES:
             raise typer.BadParameter(f"expected one of {', '.join(STAGES)}", param_hint="--until")
         pipeline = _open(recipe, overrides, root)
-        with pipeline.watcher:
+        with told_to_stop(GOES_ON), pipeline.watcher:
             for stage in STAGES.values():
                 pipeline.execute(stage)
                 if stage.name == until:
@@ -82,7 +84,7 @@ def doctor(
     """Prove both environments and check a run's inputs: the preflight, in seconds."""
     with one_line_errors():
         pipeline = _open(recipe, overrides, root)
-        with pipeline.watcher:
+        with told_to_stop(GOES_ON), pipeline.watcher:
             pipeline.execute(STAGES["preflight"])
         _show(pipeline, as_json)
 
@@ -122,7 +124,7 @@ def _stage_command(stage: Stage) -> Callable[..., None]:
                 if earlier.name == stage.name:
                     break
                 pipeline.recall(earlier)
-            with pipeline.watcher:
+            with told_to_stop(GOES_ON), pipeline.watcher:
                 pipeline.execute(stage)
             _show(pipeline, as_json)
 

@@ -9,6 +9,7 @@ import typer
 from eagle3_core.artifacts import Kind
 from eagle3_core.cli.common import (
     DEFAULT_ROOT,
+    GOES_ON,
     AsJson,
     Overrides,
     Recipe,
@@ -18,6 +19,7 @@ from eagle3_core.cli.common import (
     one_line_errors,
     owner,
     print_json,
+    told_to_stop,
 )
 from eagle3_core.cli.watch import ConsoleWatcher
 from eagle3_core.errors import EXIT_CODES, Remedy
@@ -47,7 +49,7 @@ def repair(
         for finding in bad:
             console.print(f"shard {finding.index}: {finding.state}: {finding.reason}", soft_wrap=True)
         if not check_only:
-            with pipeline.watcher:
+            with told_to_stop(GOES_ON), pipeline.watcher:
                 pipeline.execute(STAGES["capture"])
                 pipeline.execute(STAGES["seal"])
         result = {"shards": len(findings), "bad": [finding.index for finding in bad], "recaptured": not check_only}

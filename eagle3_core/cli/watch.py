@@ -64,6 +64,10 @@ class ConsoleWatcher:
         )
         self._console.print(f"[green]done[/] {title} in {seconds:.0f} s: {facts or ref.key}", soft_wrap=True)
 
+    def stopping(self, title: str) -> None:
+        """Show that the job is being ended."""
+        self._console.print(f"[yellow]ending[/] {title}, which may save first", soft_wrap=True)
+
     def retrying(self, title: str, error: Eagle3Error, attempt: int) -> None:
         """Show why the job runs again."""
         self._console.print(f"[yellow]again[/] {title} (attempt {attempt} failed: {error})", soft_wrap=True)

@@ -193,17 +193,17 @@ def raise_failure(job: Job, state: JobState) -> None:
         raise _error(job.directory, state)
 
 
-def kill(job: Job, owner: str, grace_s: float = GRACE_S) -> None:
-    """End the job and every process of it, if `owner` still owns it.
+def kill(directory: Path, owner: str, grace_s: float = GRACE_S) -> None:
+    """End the job of `directory` and every process of it, if `owner` still owns it.
 
     Raises:
         JobFencedError: another attempt took the job over; nothing was touched.
     """
-    with _locked(job.directory):
-        now = (job.directory / OWNER).read_text(encoding="utf-8")
+    with _locked(directory):
+        now = (directory / OWNER).read_text(encoding="utf-8")
         if now != owner:
-            raise JobFencedError(f"{job.directory}: expected owner {owner}, found {now}; leave the job to it")
-        end_processes(job.directory, grace_s)
+            raise JobFencedError(f"{directory}: expected owner {owner}, found {now}; leave the job to it")
+        end_processes(directory, grace_s)
 
 
 def end_processes(directory: Path, grace_s: float = GRACE_S) -> None:

@@ -227,7 +227,7 @@ def test_kill_lets_the_stage_end_by_itself_then_sweeps(spec):
     )
     job = jobs.start_or_join(work, "one")
     until(lambda: notes(work.directory))
-    jobs.kill(job, "one")
+    jobs.kill(job.directory, "one")
     assert notes(work.directory) == ["ready", "ended"]
     assert members(work.directory) == []
     assert job.state().name == "failed"
@@ -238,7 +238,7 @@ def test_a_stale_owner_cannot_kill_a_job_that_another_attempt_took_over(spec):
     stale = jobs.start_or_join(work, "try 1")
     jobs.start_or_join(work, "try 2")
     with pytest.raises(JobFencedError, match="try 2"):
-        jobs.kill(stale, "try 1")
+        jobs.kill(stale.directory, "try 1")
     assert stale.state().name == "running"
 
 
