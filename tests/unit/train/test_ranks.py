@@ -22,7 +22,7 @@ from eagle3_core.train.optim import learning_rate
 from eagle3_core.train.rotation import checkpoint_key, newest_checkpoint
 from eagle3_core.train.validate import validate
 from tests.unit.train.conftest import MemoryFeatures
-from tests.unit.train.two_ranks import SMALL, STEPS
+from tests.unit.train.two_ranks import CLIP, SMALL, STEPS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -76,7 +76,7 @@ def features():
 def test_parameters_and_moments_in_parts_are_those_of_a_whole_to_the_last_bit(pair, make_job):
     folder, ranks, precision = pair
     assert [rank["state"] for rank in ranks] == [STEPS, STEPS], "one rank asked, both stopped"
-    job = make_job(precision=precision, weight_decay=0.5)
+    job = make_job(precision=precision, weight_decay=0.5, max_grad_norm=CLIP)
     parameters, moments = alone(job, STEPS).optimizer.collect()
     count = sum(tensor.numel() for tensor in parameters.values())
     assert [rank["part"] for rank in ranks] == [-(-count // (2 * SMALL)) * SMALL] * 2, "a half each"
@@ -89,7 +89,7 @@ def test_parameters_and_moments_in_parts_are_those_of_a_whole_to_the_last_bit(pa
 
 def test_another_number_of_ranks_resumes_with_all_that_was_saved(pair, make_job):
     folder, _, precision = pair
-    store, job = open_store(str(folder)), make_job(precision=precision, weight_decay=0.5)
+    store, job = open_store(str(folder)), make_job(precision=precision, weight_decay=0.5, max_grad_norm=CLIP)
     learner = Learner.of(job, Ranks.alone())
     newest = newest_checkpoint(store, "train/x")
     state = Checkpoints(store, "train/x", folder / "elsewhere", job.training, newest).resume(learner.optimizer)
@@ -103,7 +103,7 @@ def test_another_number_of_ranks_resumes_with_all_that_was_saved(pair, make_job)
 
 def test_a_validation_over_two_ranks_is_that_of_one(pair, make_job):
     folder, ranks, precision = pair
-    job = make_job(precision=precision, weight_decay=0.5)
+    job = make_job(precision=precision, weight_decay=0.5, max_grad_norm=CLIP)
     assert len(pack(job.order.lengths, job.held_out, job.training.row_tokens)) > 1, "both ranks have a row"
     learner = Learner.of(job, Ranks.alone())
     store = open_store(str(folder))
@@ -115,6 +115,22 @@ def test_a_validation_over_two_ranks_is_that_of_one(pair, make_job):
     assert ranks[0]["trained"] == list(expected.trained.greedy.valid)
     for found, row in zip(ranks[0]["report"]["by_depth"], expected.table(), strict=True):
         assert found == pytest.approx(row)
+
+
+def test_the_gradients_norm_is_that_of_all_ranks_rows_a_chain_and_clips_on_every_rank_alike(pair, make_job):
+    folder, ranks, precision = pair
+    job, store = make_job(precision=precision, weight_decay=0.5, max_grad_norm=CLIP), open_store(str(folder))
+    learner = Learner.of(job, Ranks.alone())
+    newest = newest_checkpoint(store, "train/x")
+    Checkpoints(store, "train/x", folder / "elsewhere", job.training, newest).resume(learner.optimizer)
+    for batch in batches(job.features, job.order.rows(0), torch.device("cpu"), job.dtype):
+        learner.accumulate(batch)
+    chains = float(learner.sums._fixed[0])
+    norm = float(learner.sums.gradients.double().norm()) / chains
+    assert norm > CLIP, "nothing would be clipped"
+    for rank in ranks:
+        assert rank["norm"] == pytest.approx(norm, rel=1e-3)
+        assert rank["divisor"] == pytest.approx(chains * norm / CLIP, rel=1e-3)
 
 
 def test_ranks_that_see_different_things_do_not_go_on(pair):

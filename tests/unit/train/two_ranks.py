@@ -10,12 +10,14 @@ from pathlib import Path
 import torch
 from torch import distributed
 
+from eagle3_core.data.batches import share
 from eagle3_core.errors import WorkerDiedError
 from eagle3_core.storage import open_store
 from eagle3_core.train import distributed as place
 from eagle3_core.train.checkpoint import Checkpoints
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.learner import Learner
+from eagle3_core.train.loader import batches
 from eagle3_core.train.loop import train
 from eagle3_core.train.rotation import newest_checkpoint
 from eagle3_core.train.trackers import Trackers
@@ -23,6 +25,8 @@ from eagle3_core.train.validate import validate
 from tests.unit.train.conftest import MemoryFeatures, tiny_job
 
 STEPS = 3
+CLIP = 0.05
+"""A bound of the gradient's norm that every step meets."""
 SMALL = 256
 """Values of a block, so that both ranks have some of a tiny drafter."""
 
@@ -37,7 +41,7 @@ def main() -> None:
     )  # fmt: skip
     ranks, job = (
         Ranks(rank, 2, torch.device("cpu"), rank == 0),
-        tiny_job(MemoryFeatures(held_out=8), precision=precision, weight_decay=0.5),
+        tiny_job(MemoryFeatures(held_out=8), precision=precision, weight_decay=0.5, max_grad_norm=CLIP),
     )
     store, asked = open_store(str(folder)), iter([*[False] * (STEPS - 1), *[rank == 1] * 99])
     checkpoints = Checkpoints(store, "train/x", folder / "staging", job.training)
@@ -47,6 +51,10 @@ def main() -> None:
     found = Checkpoints(store, "train/x", folder / "staging", job.training, newest_checkpoint(store, "train/x"))
     assert found.resume(learner.optimizer) == state
     validation = validate(job, learner, ranks, lambda: False)
+    learner.sums.clear()
+    for batch in batches(job.features, share(job.order.rows(0), job.order.lengths, rank, 2), ranks.device, job.dtype):
+        learner.accumulate(batch)
+    learner.sums.finish(job.training.max_grad_norm)
     stopped = validate(job, learner, ranks, lambda: rank == 1)
     whole = torch.randn(4 * SMALL, generator=torch.Generator().manual_seed(rank))
     part, scattered = ranks.part(len(whole)), whole.clone()
@@ -58,7 +66,8 @@ def main() -> None:
     except WorkerDiedError as error:
         disagreed = str(error)
     values = {"disagreed": disagreed, "state": state.step, "part": len(learner.optimizer.parameters),
-              "stopped": stopped is None, "report": validation.report(),
+              "stopped": stopped is None, "norm": learner.sums.read()["norm"],
+              "divisor": float(learner.sums.divisor), "report": validation.report(),
               "trained": validation.trained.greedy.valid}  # fmt: skip
     (folder / f"rank-{rank}.json").write_text(json.dumps(values))
     distributed.destroy_process_group()
