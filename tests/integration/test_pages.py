@@ -16,11 +16,12 @@ BROKEN = """<!doctype html><meta charset="utf-8"><p style="width: 3000px">wide</
 
 def report(directory):
     pipeline = Pipeline(directory)
-    evaluation = pipeline.run.evaluation.model_copy(update={"concurrency": (1, 64)})
-    pipeline.run = pipeline.run.model_copy(update={"evaluation": evaluation})
-    pipeline.measure(*(served(shape, concurrency=(1, 64)) for shape in ("baseline", "3/1/4", "3/2/8")))
+    grid = {"concurrency": (1, 64), "max_new_tokens": (9, 12), "temperatures": (0.0, 1.0)}
+    pipeline.run = pipeline.run.model_copy(update={"evaluation": pipeline.run.evaluation.model_copy(update=grid)})
+    grid["lengths"] = grid.pop("max_new_tokens")
+    pipeline.measure(*(served(shape, **grid) for shape in ("baseline", "3/1/4", "3/2/8")))
     pipeline.report()
-    return directory / "root" / pipeline.refs["eval_report"].key / "report.html", 5, "in flight slower, 0.50 times"
+    return directory / "root" / pipeline.refs["eval_report"].key / "report.html", 6, "in flight slower, 0.50 times"
 
 
 def bench(directory):
