@@ -203,6 +203,42 @@ def test_progress_says_how_fast_it_goes_and_what_does_not_get_through(make_job, 
     assert detail["tau"] == 2.5
 
 
+class Wire:
+    """Stands where a sender stands, and keeps what it was handed; a sender leaves out what its tracker has."""
+
+    name, behind = "wire", False
+
+    def begin(self, resumed, rows):
+        self.resumed, self.before, self.sent = resumed, list(rows), []
+
+    def send(self, step, values):
+        self.sent.append(step)
+
+    def close(self, *, finished):
+        self.finished = finished
+
+
+def test_a_step_is_handed_over_once_and_after_a_resume_those_before_it_as_a_whole_alone(
+    make_job, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("eagle3_core.train.trackers.LOG_EVERY_STEPS", 3)
+    job, state = make_job(), TrainState()
+    counts = torch.tensor([4.0, 2.0, 1.0])
+    report = StepReport(1.5, 0.1, 1e-4, counts, counts / 2, 0.5, 0.1, stop=False, save=False)
+
+    def attempt(until):
+        trackers = Trackers(Progress("train", tmp_path), [Wire()], tmp_path / "metrics.jsonl")
+        trackers.start(job, Ranks.alone(), state)
+        while state.step < until:
+            state.step += 1
+            trackers.stepped(state, report)
+        trackers.close(finished=False)
+        return trackers.senders[0]
+
+    wires = [attempt(4), attempt(8)]
+    assert [(wire.before, wire.sent) for wire in wires] == [([], [1, 3]), ([1, 3], [6])]
+
+
 def attempts(name, destination, apart_s=0.0):
     """Send steps 1 to 3, then resume after the first and send on to 4."""
     for resumed, steps in ((0, [1, 2, 3]), (1, [2, 3, 4])):
