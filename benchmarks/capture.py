@@ -120,7 +120,7 @@ def measure(scratch: Path, overrides: dict[str, Any], arguments: argparse.Namesp
         server.client() as client,
         mock.patch("eagle3_core.engine.server.SglangServer", Kept(server)),
     ):
-        raw(client, samples, "warm")
+        raw(client, samples[:64], "warm")
         for number in range(arguments.passes):
             plain.append(raw(client, samples, f"raw-{number}"))
             with contextlib.redirect_stdout(io.StringIO()):
