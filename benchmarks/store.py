@@ -90,6 +90,7 @@ def ours(root: Path, memory: Memory, corpus: list[Answer], arguments: argparse.N
         mock.patch("eagle3_core.engine.server.SglangServer", memory),
         mock.patch("eagle3_core.identity.require_target", lambda run, _expected: run.target.model),
         mock.patch("eagle3_core.engine.launch.LaunchPlan.capture", lambda *_arguments: None),
+        mock.patch("eagle3_core.engine.backend.spool_on_disk", lambda *_arguments: 0),
     ):
         began = time.perf_counter()
         pipeline.stage("capture", 0)
