@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import RunConfig
-from eagle3_core.errors import Eagle3Error, NotCommittedError, Remedy
+from eagle3_core.errors import Eagle3Error, JobFencedError, NotCommittedError, Remedy
 from eagle3_core.pipeline import STAGES, Stage, shape_names
 from eagle3_core.releases import current_champion
 from eagle3_core.storage import ObjectStore, find
@@ -143,7 +143,7 @@ class PipelineRun:
                 ref = jobs.wait(job, on_progress=self._reporter(title))
             except KeyboardInterrupt:
                 self.watcher.stopping(title)
-                with contextlib.suppress(FileNotFoundError):  # it had not begun
+                with contextlib.suppress(FileNotFoundError, JobFencedError):  # it had not begun; it is somebody else's
                     jobs.kill(spec.directory, self.owner)
                 raise
             except Eagle3Error as error:

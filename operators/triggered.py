@@ -13,7 +13,8 @@ class TriggerOnceOperator(TriggerDagRunOperator):
     """Trigger a run under the name `trigger_run_id` and wait for it; where it is there already, wait for that one.
 
     Airflow's own operator names each attempt's run anew, or fails, skips or clears where the name is taken: a retry
-    after a lost triggerer would train beside the run that goes on. One that has failed is cleared, and so goes on.
+    after a lost triggerer would train beside the run that goes on. One that has failed is cleared, and so goes on with
+    the parameters it had.
     """
 
     def __init__(self, *, trigger_run_id: str, **kwargs: Any) -> None:
@@ -28,6 +29,8 @@ class TriggerOnceOperator(TriggerDagRunOperator):
         """
         state, run_id = self._state(context["ti"]), str(self.trigger_run_id)
         self.reset_dag_run = state in self.failed_states
+        if self.reset_dag_run:
+            self.log.info("%s has failed: clearing it, it goes on with the parameters it had", run_id)
         try:
             super().execute(context)  # leaves the link to the run, in any case
         except DagRunTriggerException:

@@ -105,6 +105,7 @@ class LocalAirflow:
         self.home.mkdir(parents=True, exist_ok=True)
         (self.home / _STOPPED).touch()
         with self._locked():
+            (self.home / _STOPPED).touch()  # again: who waited for the lock to start it has removed the mark
             self._end()
             (self.home / _STATE).unlink(missing_ok=True)
         for directory in jobs.jobs_directory(self.root).glob("*"):

@@ -39,7 +39,7 @@ Root = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object for scripts.")]
 DEFAULT_ROOT = ".eagle3/store"
-GOES_ON = "its job has ended; run the same again, it goes on where it was"
+GOES_ON = "run the same again, it goes on where it was"
 """What a run says that was told to stop."""
 NOT_PUBLISHED = 3
 """Exit code of a run that went well and whose drafter did not become the champion."""

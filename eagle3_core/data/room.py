@@ -46,9 +46,9 @@ class Room:
             StorageFullError: there is none, and none of our own under way will give any back.
         """
         with self._changed:
-            while not self._its_turn() or not self._fits(need + sum(self._rests.values())):
+            while not self._its_turn() or not self._fits(need + sum(self._rests.values()) + self._on_their_way):
                 if not self._rests:
-                    raise self._full(need)
+                    raise self._full(need, self._on_their_way)
                 self._changed.wait()
             self._rests[shard] = need
             if len(self._rests) > 1:
@@ -63,6 +63,7 @@ class Room:
         """
         with self._changed:
             self._rests[shard] = rest
+            # What lies in the spool has left the free space by now, and was asked for at the door.
             while not self._fits(sum(size for other, size in self._rests.items() if not self._newer(other, shard))):
                 if not self._is_newest(shard):
                     self._changed.wait()
@@ -111,11 +112,11 @@ class Room:
         return list(self._rests)[-1] == shard
 
     def _fits(self, need: int) -> bool:
-        return self._free().bytes >= need + self._on_their_way + self._reserve
+        return self._free().bytes >= need + self._reserve
 
-    def _full(self, need: int) -> StorageFullError:
+    def _full(self, need: int, on_their_way: int = 0) -> StorageFullError:
         free = self._free()
-        waiting = f"{self._on_their_way:,} for states on their way, " if self._on_their_way else ""
+        waiting = f"{on_their_way:,} for states on their way, " if on_their_way else ""
         return StorageFullError(
             f"{free.where}: expected {need:,} bytes for the rest of a shard, {waiting}plus a reserve of "
             f"{self._reserve:,}, found {free.bytes:,} free; free space and resume: committed shards are kept"

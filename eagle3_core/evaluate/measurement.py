@@ -64,7 +64,7 @@ class Measurement(Section):
     latency_p50_s: float
     latency_p99_s: float
     server_acceptance_length: float | None = Field(
-        description="SGLang's own running average over the whole sweep, where it has one."
+        description="SGLang's own running average over the last pass, where it has one."
     )
     overall: Pool
     domains: dict[str, Pool]

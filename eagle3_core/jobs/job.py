@@ -84,8 +84,8 @@ class Job:
         return read_json(self.directory / PROGRESS)
 
     def log_size(self) -> int:
-        """Return how long the log is, in bytes."""
-        return (self.directory / LOG).stat().st_size
+        """Return how long the log is, in bytes; 0 if somebody removed it."""
+        return (self.directory / LOG).stat().st_size if (self.directory / LOG).exists() else 0
 
     def log_since(self, offset: int) -> tuple[list[str], int]:
         """Return the whole lines of the log after `offset` bytes, and the next offset."""

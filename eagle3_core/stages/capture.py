@@ -79,11 +79,12 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
             _go_on(context, capture, tally, pool, own)
         except Eagle3Error as error:
             stopped = error
+        ref = own.result()
     if stopped is not None:
         # Whose shard it is will see the same error and report it; what was written of it is of no use to anyone.
         shutil.rmtree(_out(context), ignore_errors=True)
         context.progress.phase(f"stopped working ahead: {stopped}")
-    return own.result()
+    return ref
 
 
 class _Tally:
@@ -166,11 +167,13 @@ def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadP
     assert context.index is not None
     failed = threading.Event()
 
+    def over() -> bool:
+        return failed.is_set() or (own.done() and own.exception() is not None)
+
     def attempt(shard: PlannedShard) -> None:
         try:
-            over = False
-            while not over and not failed.is_set() and not (own.done() and own.exception() is not None):
-                over = _in_room(context, shard, capture, tally)
+            while not over() and not _in_room(context, shard, capture, tally, over):
+                pass
         except BaseException:
             failed.set()
             raise
@@ -181,8 +184,10 @@ def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadP
         done.result()
 
 
-def _in_room(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> bool:
-    """Capture a shard once there is room for it; tell whether that is over, for us or for somebody else.
+def _in_room(
+    context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally, over: Callable[[], bool]
+) -> bool:
+    """Capture a shard once there is room for it; tell whether that is done, by us or by somebody else, or all is over.
 
     It is not where the shard gave way to older ones: there may be room again when they are finished.
 
@@ -196,7 +201,7 @@ def _in_room(context: StageContext, shard: PlannedShard, capture: Capture, tally
     room.enter(shard.index, tally.plan.bytes_of(shard))
     try:
         with context.store.claim(shard.key) as ours, full_disk_is_typed(context.work):
-            if not ours or find_sound(context.store, shard.key) is not None:
+            if over() or not ours or find_sound(context.store, shard.key) is not None:
                 tally.leave_out(shard)
                 return True
             _finish(context, shard, capture, tally)

@@ -113,6 +113,7 @@ class _Arrivals:
     def __init__(self, listener: socket.socket, task: dict[str, Any]) -> None:
         """Answer the bell from now on, until `close`."""
         self._listener, self._task = listener, task
+        self._closing = threading.Event()
         self._silent: dict[Line, float] = {}
         self.answers: queue.Queue[tuple[Line, dict[str, Any] | None]] = queue.Queue()
         self._threads: list[threading.Thread] = []
@@ -127,6 +128,7 @@ class _Arrivals:
 
     def close(self) -> None:
         """Hang up on all who have not answered, or too late."""
+        self._closing.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._bell.join()
@@ -138,13 +140,17 @@ class _Arrivals:
             self.answers.get()[0].close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
+        while not self._closing.is_set():
+            try:
                 connection, (there, *_) = self._listener.accept()
                 line = Line(connection, there)
-                self._silent[line] = time.monotonic()
-                self._threads.append(threading.Thread(target=self._hear, args=(line,), daemon=True))
-                self._threads[-1].start()
+            except OSError:
+                # One who hung up at once, or too many open files: others may still come.
+                self._closing.wait(0.2)
+                continue
+            self._silent[line] = time.monotonic()
+            self._threads.append(threading.Thread(target=self._hear, args=(line,), daemon=True))
+            self._threads[-1].start()
 
     def _hear(self, line: Line) -> None:
         answer = line.hear() if line.say(task=self._task) else None

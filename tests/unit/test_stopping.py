@@ -50,7 +50,7 @@ def test_a_run_that_is_stopped_ends_its_job_in_an_orderly_way_and_says_how_to_go
         run.send_signal(number)
         said = run.communicate(timeout=60)[1].splitlines()
     assert run.returncode == 128 + number
-    assert said[-1] == "stopped: its job has ended; run the same again, it goes on where it was"
+    assert said[-1] == "stopped: run the same again, it goes on where it was"
     directory = begun[0].parents[1]
     assert (begun[0].parent / "saved").exists()
     assert jobs.directory_state(directory).name == "failed"
