@@ -107,9 +107,7 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     if pretended:
         check_pretended(measurement.overall, float(pretended), name)
     elif shape != BASELINE:
-        # A pass begins with an empty cache, which also sets the server's own counters back.
-        last = [one for one in found.answers_at(asked.order(asked.repeats - 1)[-1]) if one.repeat == asked.repeats - 1]
-        check_counters(pool(last, speculating=True), server_length, name)
+        check_counters(pool(found.last_pass, speculating=True), server_length, name)
     (staged / SWEEP).write_text(found.model_dump_json(), encoding="utf-8")
     (staged / MEASUREMENT).write_text(measurement.model_dump_json(indent=1), encoding="utf-8")
     return _facts(measurement)

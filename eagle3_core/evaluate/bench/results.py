@@ -83,6 +83,12 @@ class BenchRun(Section):
         """Return the answers of one point."""
         return [answer for answer in self.answers if answer.cell == cell]
 
+    @property
+    def last_pass(self) -> list[StreamedAnswer]:
+        """Return what was asked last: each pass empties the cache first, which sets SGLang's own averages back."""
+        repeat = self.plan.repeats - 1
+        return [answer for answer in self.answers_at(self.plan.order(repeat)[-1]) if answer.repeat == repeat]
+
 
 def summarise_cell(cell: Cell, passes: Passes, speculating: bool) -> CellResult:
     """Put the figures of one point together.

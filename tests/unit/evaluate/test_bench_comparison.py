@@ -64,6 +64,14 @@ def run(pace: Pace, prompts: int = 20, temperature: float = 0.0, **info) -> Benc
 PLAIN = Pace({1: 0.010, 64: 0.015}, jitter=0.05)
 
 
+@pytest.mark.parametrize(("repeats", "concurrency"), [(1, 64), (2, 1), (3, 64)])
+def test_a_servers_own_average_is_of_the_pass_that_was_measured_last(repeats, concurrency):
+    last = run(Pace({1: 0.010, 64: 0.015}, per_pass=3, drift=(1.0,) * repeats), prompts=5).last_pass
+    assert [(answer.id, answer.concurrency, answer.repeat) for answer in last] == [
+        (f"p{at}", concurrency, repeats - 1) for at in range(5)
+    ]
+
+
 def test_faster_at_one_and_slower_at_64_is_said_of_each():
     mine, plain = run(Pace({1: 0.012, 64: 0.06}, per_pass=3, jitter=0.05)), run(PLAIN)
     comparison = compare(mine, plain)
