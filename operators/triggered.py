@@ -7,6 +7,7 @@ from typing import Any
 from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOperator
 from airflow.providers.standard.triggers.external_task import DagStateTrigger
 from airflow.sdk.exceptions import DagRunTriggerException
+from airflow.utils.state import DagRunState
 
 
 class TriggerOnceOperator(TriggerDagRunOperator):
@@ -50,4 +51,5 @@ class TriggerOnceOperator(TriggerDagRunOperator):
         """Return the state of the run; None: there is none."""
         if not ti.get_dr_count(dag_id=self.trigger_dag_id, run_ids=[self.trigger_run_id]):
             return None
-        return str(ti.get_dagrun_state(self.trigger_dag_id, self.trigger_run_id))
+        # An enum of its own, whose text is not its value.
+        return DagRunState(ti.get_dagrun_state(self.trigger_dag_id, self.trigger_run_id)).value

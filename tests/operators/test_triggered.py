@@ -3,6 +3,7 @@
 from unittest.mock import MagicMock
 
 import pytest
+from airflow.sdk.api.datamodels._generated import DagRunState
 from airflow.sdk.exceptions import DagRunTriggerException, TaskDeferred
 
 from operators.triggered import TriggerOnceOperator
@@ -11,12 +12,12 @@ NAME = "nightly__scheduled__2026-12-01T02:00:00+00:00"
 
 
 def attempt(state):
-    """Execute the task where the run it names is in `state`, None: there is none."""
-    ti = MagicMock()
+    """Execute the task where the run it names is in `state`, told as Airflow tells a task; None: there is none."""
+    told, ti = state and DagRunState(state), MagicMock()
     ti.get_dr_count.side_effect = lambda dag_id, run_ids: int(
         state is not None and (dag_id, run_ids) == ("train_drafter", [NAME])
     )
-    ti.get_dagrun_state.side_effect = lambda dag_id, run_id: {("train_drafter", NAME): state}[dag_id, run_id]
+    ti.get_dagrun_state.side_effect = lambda dag_id, run_id: {("train_drafter", NAME): told}[dag_id, run_id]
     task = TriggerOnceOperator(
         task_id="train_drafter", trigger_dag_id="train_drafter", trigger_run_id=NAME, poke_interval=7
     )
