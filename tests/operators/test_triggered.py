@@ -44,7 +44,7 @@ def test_a_retry_waits_for_a_run_that_goes_on(state):
 
 
 def test_a_retry_is_content_with_a_run_that_has_succeeded_meanwhile():
-    attempt("success")
+    attempt("success").get_dagrun_state.assert_called_once_with("train_drafter", NAME)
 
 
 def test_a_retry_goes_on_with_a_run_that_has_failed():

@@ -84,7 +84,9 @@ def test_a_shard_that_is_on_the_disk_takes_no_more_from_others():
     room = Room(Disk(100), reserve=0, on_their_way=0, at_once=9)
     room.enter(1, 100)
     room.written(1)
-    room.enter(2, 100)
+    second = started(room.enter, 2, 100)
+    second.join(20)
+    assert not second.is_alive()
 
 
 def test_a_disk_that_is_full_whatever_its_figures_say_gets_fewer_shards_at_once():
