@@ -35,6 +35,7 @@ class Room:
         """
         self._free, self._reserve, self._on_their_way, self._at_once = free, reserve, on_their_way, at_once
         self._rests: dict[int, int] = {}
+        self._recorded = set[int]()
         self._had_others = set[int]()
         self._most: float = float("inf")
         self._changed = threading.Condition()
@@ -72,22 +73,24 @@ class Room:
                 else:
                     raise self._full(rest)
 
-    def written(self, shard: int) -> None:
-        """Count nothing more of a shard that is on the disk."""
+    def written(self, shard: int, rest: int) -> None:
+        """Let another begin: the rows of this shard are on the disk, `rest` bytes about them are still to come."""
         with self._changed:
-            self._rests[shard] = 0
+            self._rests[shard] = rest
+            self._recorded.add(shard)
             self._changed.notify_all()
 
     def wait_written(self, shard: int) -> None:
-        """Wait until a shard is on the disk, or over."""
+        """Wait until the rows of a shard are on the disk, or it is over."""
         with self._changed:
-            while self._rests.get(shard):
+            while shard in self._rests.keys() - self._recorded:
                 self._changed.wait()
 
     def leave(self, shard: int) -> None:
         """Forget a shard that is finished or given up; what it had written and nobody needs is gone by now."""
         with self._changed:
             self._rests.pop(shard, None)
+            self._recorded.discard(shard)
             self._had_others.discard(shard)
             self._changed.notify_all()
 
@@ -102,7 +105,7 @@ class Room:
             return shard in self._had_others
 
     def _its_turn(self) -> bool:
-        return len(self._rests) < self._most and sum(map(bool, self._rests.values())) < self._at_once
+        return len(self._rests) < self._most and len(self._rests.keys() - self._recorded) < self._at_once
 
     def _newer(self, other: int, shard: int) -> bool:
         order = list(self._rests)

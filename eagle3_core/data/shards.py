@@ -5,6 +5,7 @@ N tokens of all samples one after the other, D target width, A aux layers.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import threading
@@ -50,6 +51,12 @@ class ShardIndex(Section):
     checksums: dict[str, tuple[str, ...]] = Field(
         description="Tensor to the xxh3 (64 bits, hex) of each sample's rows, taken before they went to the disk."
     )
+
+    @staticmethod
+    def most_bytes(sample_ids: Sequence[str], tensors: int) -> int:
+        """Return what index.json of so many tensors takes at most: a line for each figure, a bad id twice."""
+        ids = sum(len(json.dumps(name)) for name in sample_ids)
+        return 4096 + 2 * ids + len(sample_ids) * (40 + 24 * tensors)
 
     @classmethod
     def of(cls, shard: Artifact) -> ShardIndex:

@@ -67,7 +67,7 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     target = require_target(context.run, plan.target)
     reserve, on_their_way = context.run.capture.reserve_bytes, spool_on_disk(context.run, plan, target)
     room = Room(lambda: _free(context), reserve, on_their_way, CALLERS)
-    room.enter(shard.index, plan.bytes_of(shard))
+    room.enter(shard.index, need(plan, shard))
     stopped: Eagle3Error | None = None
     with capturing(context, plan, target) as capture, ThreadPoolExecutor(UNDER_WAY, thread_name_prefix="shard") as pool:
         tally = _Tally(context, plan, room)
@@ -108,18 +108,36 @@ class _Tally:
 
     def of(self, shard: PlannedShard) -> Callable[[int, int], None]:
         """Return what is called after every sample: report, and stop before the root has less than its reserve."""
+        beside_rows = _beside_rows(self.plan, shard)
 
         def report(done: int, on_disk: int) -> None:
             with self._lock:
                 self._done[shard.index] = done
                 whole = sum(tokens == self.plan.shards[index].tokens for index, tokens in self._done.items())
                 self._context.progress.update(sum(self._done.values()), self._total, "tokens", shards=whole)
+            rest = beside_rows + self.plan.bytes_of(shard) * (shard.tokens - on_disk) // shard.tokens
             if on_disk == shard.tokens:
-                self.room.written(shard.index)
+                self.room.written(shard.index, rest)
             else:
-                self.room.keep(shard.index, self.plan.bytes_of(shard) * (shard.tokens - on_disk) // shard.tokens)
+                self.room.keep(shard.index, rest)
 
         return report
+
+
+def need(plan: ShardPlan, shard: PlannedShard) -> int:
+    """Return the bytes that a shard takes on a disk while it is made, with what tensors and files waste of pages."""
+    return plan.bytes_of(shard) + _beside_rows(plan, shard) + (_tensors(plan) + 2) * 4096
+
+
+def _beside_rows(plan: ShardPlan, shard: PlannedShard) -> int:
+    """Return what comes when the rows are written: the index and the manifest."""
+    from eagle3_core.data.shards import ShardIndex
+
+    return ShardIndex.most_bytes(shard.sample_ids, _tensors(plan)) + 2 * 4096
+
+
+def _tensors(plan: ShardPlan) -> int:
+    return len(plan.encoding.rows(2, 2))
 
 
 def _out(context: StageContext) -> Path:
@@ -198,7 +216,7 @@ def _in_room(
     if find_sound(context.store, shard.key) is not None:
         tally.leave_out(shard)
         return True
-    room.enter(shard.index, tally.plan.bytes_of(shard))
+    room.enter(shard.index, need(tally.plan, shard))
     try:
         with context.store.claim(shard.key) as ours, full_disk_is_typed(context.work):
             if over() or not ours or find_sound(context.store, shard.key) is not None:
@@ -232,8 +250,7 @@ def _check_engine(context: StageContext, plan: ShardPlan) -> None:
 
 
 def _free(context: StageContext) -> Free:
-    """Return what may be written: a bucket has no limit, but its shards are written to this machine's disk first."""
-    free = context.store.free_bytes()
-    if free is not None:
-        return Free(free, context.store.root)
-    return Free(shutil.disk_usage(context.work).free, str(context.work))
+    """Return what may be written: a shard is made on this machine's disk, maybe another than the root's."""
+    here = Free(shutil.disk_usage(context.work).free, str(context.work))
+    there = context.store.free_bytes()
+    return here if there is None or here.bytes < there else Free(there, context.store.root)

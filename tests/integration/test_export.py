@@ -1,8 +1,8 @@
 """An exported drafter, served by SGLang, accepts exactly what the parity reference says it will.
 
 Target and drafter are built by hand: token = 8 * a + b, and the next token is (STEP[a], b). The target knows this by
-its embedding and head; layer 2 writes 3 * STEP[b] into the residual stream and layer 3 takes it out again, so that the
-output of layer 2 is like no other. The drafter reads b from there, and a from the token it is given. Some tokens are
+its embedding and head; layer 3 writes 3 * STEP[b] into the residual stream and layer 4 takes it out again, so that the
+output of layer 3 is like no other. The drafter reads b from there, and a from the token it is given. Some tokens are
 left out of the draft vocabulary, so that chains break at known places.
 """
 
@@ -32,7 +32,7 @@ WIDTH = 2 * CODES
 VOCAB = CODES * CODES + 8
 STEP = torch.tensor([3, 0, 4, 6, 7, 2, 1, 5])
 LEFT_OUT = (8 * 3 + 1, 8 * 7 + 1, 8 * 5 + 2, 8 * 6 + 4)
-AUX_LAYERS = (0, 2, 4)
+AUX_LAYERS = (1, 3, 4)  # EAGLE's own code has no others for 8 layers
 SHAPE = DraftShape(num_steps=5, topk=1, num_draft_tokens=6)
 TOKENS = 40
 
@@ -58,8 +58,8 @@ def write_target(directory) -> None:
         for layer in target.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        marker(target.model.layers[2].mlp, STEP, value=8**0.5, wanted=3.0)
-        marker(target.model.layers[3].mlp, torch.arange(CODES), value=3 / (11 / WIDTH) ** 0.5, wanted=-3.0)
+        marker(target.model.layers[3].mlp, STEP, value=8**0.5, wanted=3.0)
+        marker(target.model.layers[4].mlp, torch.arange(CODES), value=3 / (11 / WIDTH) ** 0.5, wanted=-3.0)
         for weight, code in ((target.model.embed_tokens.weight, a), (target.lm_head.weight, STEP.argsort()[a])):
             weight.zero_()
             weight[tokens] = torch.cat([one_hot(code), one_hot(b)], dim=1)
@@ -89,7 +89,7 @@ def drafter(sizes: DrafterArchitecture, ends: TargetEnds) -> tuple[dict, dict]:
         own[f"layer.self_attn.{name}_proj.weight"][: CODES // 2, :CODES] = 4.3
     own["layer.self_attn.v_proj.weight"][:, :CODES] = eye / CODES**0.5
     own["layer.self_attn.v_proj.weight"][:, WIDTH : WIDTH + CODES] = -eye * ((1 + 1 + 1 / 9) / WIDTH) ** 0.5
-    own["layer.self_attn.o_proj.weight"][:CODES] = eye
+    own["layer.self_attn.o_proj.weight"][:CODES, :CODES] = eye  # the second head says nothing
     flags = torch.ones(VOCAB, dtype=torch.bool)
     flags[list(LEFT_OUT)] = False
     kept = flags.nonzero().flatten()
@@ -119,7 +119,7 @@ def exported(tmp_path_factory):
     write_target(directory)
     ends = TargetEnds.load(directory)
     sizes = DrafterArchitecture(
-        hidden_size=WIDTH, intermediate_size=8, num_heads=1, num_kv_heads=1, head_dim=CODES, rms_norm_eps=1e-6,
+        hidden_size=WIDTH, intermediate_size=8, num_heads=2, num_kv_heads=1, head_dim=CODES, rms_norm_eps=1e-6,
         rope_parameters={"rope_type": "default", "rope_theta": 10.0}, max_position_embeddings=256, vocab_size=VOCAB,
         draft_vocab_size=VOCAB - len(LEFT_OUT), aux_layers=AUX_LAYERS, target_sha256="0" * 64,
         target_class="LlamaForCausalLM",

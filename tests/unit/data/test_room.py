@@ -80,11 +80,20 @@ def test_what_is_alone_and_has_no_room_is_told_what_would_be_needed():
     room.keep(1, 199)
 
 
-def test_a_shard_that_is_on_the_disk_takes_no_more_from_others():
-    room = Room(Disk(100), reserve=0, on_their_way=0, at_once=9)
+def test_a_shard_whose_rows_are_on_the_disk_keeps_room_for_what_comes_with_its_commit():
+    disk = Disk(110)
+    room = Room(disk, reserve=0, on_their_way=0, at_once=9)
     room.enter(1, 100)
-    room.written(1)
-    second = started(room.enter, 2, 100)
+    room.written(1, 10)
+    second = started(room.enter, 2, 101)
+    assert waits(second)
+    third = started(room.enter, 3, 100)
+    third.join(20)
+    assert not third.is_alive()
+    with pytest.raises(GiveWayError):
+        room.keep(3, 101)
+    room.leave(3)
+    room.leave(1)
     second.join(20)
     assert not second.is_alive()
 
@@ -116,7 +125,7 @@ def test_a_shard_has_its_turn_when_one_before_it_is_on_the_disk_or_over():
     room.keep(1, 1)
     assert waits(third)
     assert waits(fourth)
-    room.written(1)
+    room.written(1, 5)
     third.join(20)
     fourth.join(20)
     assert not third.is_alive()

@@ -33,9 +33,14 @@ class QuotaStore(LocalStore):
         return self.free
 
 
-def shard_bytes(flow, index):
+def rows(flow, index):
     plan = read_plan(load(flow.store, flow.refs[Kind.SHARD_PLAN]))
     return plan.bytes_of(plan.shards[index])
+
+
+def needed(flow, index):
+    plan = read_plan(load(flow.store, flow.refs[Kind.SHARD_PLAN]))
+    return capture.need(plan, plan.shards[index])
 
 
 def left_over(flow):
@@ -143,6 +148,15 @@ def test_the_disk_under_a_buckets_spool_counts_too(planned, monkeypatch):
     assert waiting > CALLERS * WAITING_BYTES
 
 
+def test_a_shard_takes_no_more_than_was_asked_for(sealed):
+    plan = read_plan(load(sealed.store, sealed.refs[Kind.SHARD_PLAN]))
+    for shard in plan.shards:
+        files = [file for file in Path(sealed.store.root, shard.key).iterdir() if file.is_file()]
+        assert len(files) == 3
+        taken = sum(-(-file.stat().st_size // 4096) * 4096 for file in files)
+        assert plan.bytes_of(shard) < taken <= capture.need(plan, shard) <= taken + 10 * 4096
+
+
 def test_a_shard_counts_until_its_states_are_on_the_disk(planned, engine, monkeypatch):
     """The last sample but one is captured, none is written: there has to be room for all of them."""
     planned.store = store = QuotaStore(planned.tmp_path / "root")
@@ -151,12 +165,12 @@ def test_a_shard_counts_until_its_states_are_on_the_disk(planned, engine, monkey
     samples = len(read_plan(load(store, planned.refs[Kind.SHARD_PLAN])).shards[0].sample_ids)
 
     def others_write(number, aux, last):
-        store.free = shard_bytes(planned, 0) - 1 if number == samples else store.free
+        store.free = rows(planned, 0) if number == samples else store.free
         return aux, last
 
     engine.disturb = others_write
     threading.Timer(5, go_on.set).start()
-    with pytest.raises(StorageFullError, match=f"expected {shard_bytes(planned, 0):,} bytes for the rest of a shard"):
+    with pytest.raises(StorageFullError, match=r"expected [\d,]+ bytes for the rest of a shard"):
         planned.run("capture", 0)
 
 
@@ -206,17 +220,26 @@ def mounted(directory, size):
 
 @pytest.fixture
 def three_at_once(monkeypatch):
-    """Let the first three shards that are worked ahead on begin together; return the index of each that began."""
-    real, gate, began = capture._record, threading.Barrier(CALLERS), list[int]()
+    """Let the first three that are worked ahead on begin together once the own is committed; return who began."""
+    record, commit, gate, began = capture._record, capture._commit, threading.Barrier(CALLERS), list[int]()
+    committed = threading.Event()
 
-    def record(context, shard, *arguments):
+    def record_together(context, shard, *arguments):
         if shard.index != context.index:
             began.append(shard.index)
             if len(began) <= CALLERS:
+                assert committed.wait(60)
                 gate.wait(60)
-        return real(context, shard, *arguments)
+        return record(context, shard, *arguments)
 
-    monkeypatch.setattr(capture, "_record", record)
+    def commit_and_tell(context, plan, shard):
+        ref = commit(context, plan, shard)
+        if shard.index == context.index:
+            committed.set()
+        return ref
+
+    monkeypatch.setattr(capture, "_record", record_together)
+    monkeypatch.setattr(capture, "_commit", commit_and_tell)
     return began
 
 
@@ -229,7 +252,7 @@ def sound(flow):
 
 def test_where_others_fill_the_disk_the_oldest_of_three_shards_is_finished(planned, engine, three_at_once, monkeypatch):
     monkeypatch.setattr("eagle3_core.data.shards.WAITING_BYTES", 0)  # what is captured is written: the room is small
-    one = max(shard_bytes(planned, index) for index in range(5)) + 4 * 4096
+    one = max(needed(planned, index) for index in range(5)) + 4096  # the ballast fills whole pages
     writing, written, abreast = threading.Lock(), [], threading.Barrier(CALLERS)
     with mounted(planned.tmp_path / "small", 16 * one) as disk:
         shutil.copytree(planned.store.root, disk / "root")
@@ -263,7 +286,7 @@ def test_shards_that_have_no_room_at_once_are_captured_one_after_the_other(plann
     if not told:
         monkeypatch.setattr(Room, "_fits", lambda *_: True)
         request.getfixturevalue("three_at_once")
-    largest = max(shard_bytes(planned, index) for index in range(5))
+    largest = max(needed(planned, index) for index in range(5))
     with mounted(planned.tmp_path / "jobs", largest + 4 * 4096):
         planned.run("capture", 0)
         assert sound(planned) == 5
@@ -272,13 +295,13 @@ def test_shards_that_have_no_room_at_once_are_captured_one_after_the_other(plann
 
 @pytest.fixture
 def small_disk(planned):
-    """Mount 64 KiB where jobs work, all but one page of a shard of it taken; None where nothing can be mounted."""
+    """Mount 128 KiB where jobs work, with room for half a shard's rows; None where nothing can be mounted."""
     disk = planned.tmp_path / "jobs"
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)], check=False)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", str(disk)], check=False)
     if mounted.returncode:
         yield None
         return
-    (disk / "ballast").write_bytes(bytes(65536 - shard_bytes(planned, 0) // 4096 * 4096))
+    (disk / "ballast").write_bytes(bytes(131072 - rows(planned, 0) // 2 // 4096 * 4096))
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
