@@ -44,8 +44,16 @@ class OpenLog:
         """Return what this start has written so far."""
         return os.pread(self._file.fileno(), self.size - self._from, self._from).decode(errors="replace")
 
+    def last_words(self) -> str:
+        """Return the line that says most about an end, and where to read on; known after `close` too."""
+        if self._file.closed:
+            return self._said
+        where = f"{self.path}, which was removed" if self.removed else self.path
+        return f"last log line: {last_reason(self.text())} [{where}]"
+
     def close(self) -> None:
         """Let it go."""
+        self._said = self.last_words()
         self._file.close()
 
 
@@ -67,12 +75,9 @@ def memory_advice(text: str) -> str:
     return ""
 
 
-def last_reason(path: Path) -> str:
+def last_reason(text: str) -> str:
     """Return the last line that names an error, else the last line that says anything."""
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()[-400:]
-    except OSError:
-        return "no log was written"
+    lines = text.splitlines()[-400:]
     errors = [line for line in lines if _ERROR.match(line)]
     told = errors or [line for line in lines if not _NOISE.search(line)] or ["its log is empty"]
     return " ".join(told[-1].split())[:_LONGEST]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import signal
@@ -74,7 +73,7 @@ class SglangServer:
         self._died: str | None = None
         self._closing = threading.Event()
         self._watcher: threading.Thread | None = None
-        self._held = contextlib.ExitStack()
+        self._opened: server_log.OpenLog | None = None
 
     @classmethod
     def of_stage(cls, plan: LaunchPlan, context: StageContext) -> Self:
@@ -127,9 +126,8 @@ class SglangServer:
             self._died = f"exit status {process.returncode}"
         if self._died is None:
             return None
-        return EngineDiedError(
-            f"the SGLang server died ({self._died}); last log line: {server_log.last_reason(self.log)} [{self.log}]"
-        )
+        assert self._opened is not None
+        return EngineDiedError(f"the SGLang server died ({self._died}); {self._opened.last_words()}")
 
     # ------------------------------------------------------------------------------------------------------- starting
     def __enter__(self) -> Self:
@@ -138,8 +136,7 @@ class SglangServer:
             self._shipped.start()
         try:
             self._require_gpus()
-            opened = server_log.OpenLog(self.log)
-            self._held.callback(opened.close)
+            self._opened = opened = server_log.OpenLog(self.log)
             watch = StartWatch(opened, self._mark, self._silence_s, self._on_phase)
             self._start()
             self._wait_until_it_generates(watch)
@@ -258,7 +255,8 @@ class SglangServer:
         try:
             return self._end_processes(kill=kill)
         finally:
-            self._held.close()
+            if self._opened is not None:
+                self._opened.close()
             if self._shipped is not None:
                 self._shipped.end()
 

@@ -57,7 +57,7 @@ class StartWatch:
         if None not in (kills, self._killed_before) and kills != self._killed_before:
             clues.append("the kernel has killed a process here for want of memory (SIGKILL) meanwhile")
         why = "".join(f"; {clue}" for clue in clues)
-        line = f"SGLang {what}{why}; last log line: {server_log.last_reason(self._log.path)} [{self._log.path}]"
+        line = f"SGLang {what}{why}; {self._log.last_words()}"
         if advice := server_log.memory_advice(text):
             raise EngineMemoryError(f"{line}; {advice}")
         raise EngineStartError(line)

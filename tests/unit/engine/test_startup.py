@@ -145,11 +145,12 @@ def test_a_log_that_was_removed_blinds_nobody_and_is_said_once(start, tmp_path):
     body = """
         import subprocess
         rank = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+        print("RuntimeError: a rank is lost", flush=True)
         serve()
     """
     phases = []
     with (
-        pytest.raises(EngineDiedError, match=r"its process \d+ is gone"),
+        pytest.raises(EngineDiedError, match=r"its process \d+ is gone\); .*: a rank is lost \[.*, which was rem"),
         start(body, on_phase=phases.append) as server,
         server.client() as client,
     ):
@@ -169,6 +170,9 @@ def test_a_log_that_is_removed_during_the_start_ends_no_start(start, tmp_path):
     remove = f"import os\nos.unlink({str(tmp_path / 'log')!r})\nprint('loading', flush=True)\ntime.sleep(1.0)\nserve()"
     with start(remove) as server:
         assert server.ready_s >= 1.0
+    fails = remove.replace("serve()", "raise ValueError('port')")
+    with pytest.raises(EngineStartError, match=r"ValueError: port \[.*log, which was removed\]"), start(fails):
+        pass
 
 
 def test_a_server_that_owes_nobody_anything_may_be_silent_and_one_that_logs_or_computes_may_be_slow(start):
