@@ -21,9 +21,9 @@ from eagle3_core.errors import EXIT_CODES, DefectError, InputError, Remedy
 from eagle3_core.jobs import engine_python
 
 if TYPE_CHECKING:
+    from eagle3_core.config.sweep import BenchPlan
     from eagle3_core.evaluate.bench.drive import Hooks
     from eagle3_core.evaluate.bench.output import BenchFile
-    from eagle3_core.evaluate.bench.plan import BenchPlan
     from eagle3_core.evaluate.bench.results import CellResult
 
 _LINE_EVERY_S = 10.0
@@ -63,7 +63,7 @@ def bench(  # noqa: PLR0913
     """
     with one_line_errors():
         _in_engine()
-        from eagle3_core.evaluate.bench.plan import BenchPlan
+        from eagle3_core.config.sweep import BenchPlan
 
         asked = {
             "concurrency": _numbers(concurrency, "--concurrency"), "repeats": repeats,
@@ -123,7 +123,7 @@ def _measured(
 
     former = read_bench(against) if against is not None else None
     prompts = load_prompts(paths, limit)
-    total = len(prompts) * len(plan.cells) * plan.repeats * len(urls)
+    total = len(prompts) * plan.passes * len(urls)
     with _bar(total) as hooks:
         run, *others = measure(urls, prompts, plan, hooks, tokenizer)
     other = others[0] if others else former

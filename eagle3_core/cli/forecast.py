@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 import subprocess
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -56,26 +57,36 @@ def minutes(run: RunConfig) -> tuple[float, float]:
         intermediate_size=run.drafter.intermediate_size or shape.intermediate_size,
         draft_vocab_size=run.drafter.vocab_size(shape.vocab_size),
     )  # fmt: skip
-    evaluation = run.evaluation
-    served = evaluation.max_prompts * sum(_answer_tokens(run, longest) for longest in evaluation.max_new_tokens)
-    served *= evaluation.repeats * len(evaluation.temperatures) * (1 + len(evaluation.shapes))
     checked = min(CHECKED_TOKENS, tokens * run.data.held_out_fraction)
     forward = 2 * shape.parameters / _flops(run.target.dtype)
     read = 0.0 if has_gpu() else shape.parameters * DTYPE_BYTES[run.target.dtype] / MEMORY_BYTES_PER_S
+
+    def many(requests: int) -> float:
+        """Return what a token costs of so many requests in flight."""
+        step = DECODE_LAYER_S / requests + DECODE_REQUEST_LAYER_S
+        return shape.num_layers * step + DECODE_FORWARD * forward
+
     train_flops = 6 * drafter_parameters(work) * run.training.ttt_steps
     seconds = (
         FIXED_S
-        + answers * (shape.num_layers * _decode_layer_s(run.serving.max_running_requests) + DECODE_FORWARD * forward)
+        + answers * many(run.serving.max_running_requests)
         + tokens * (1 / CAPTURED_PER_S + forward)
-        + served * (shape.num_layers * SERVED_LAYER_S + read)
+        + _served_s(run, shape.num_layers * SERVED_LAYER_S + read, many)
         + tokens * run.training.epochs * (1 / TRAINED_PER_S + train_flops / _flops(run.training.precision))
         + checked * (1 / CHECKED_PER_S + drafter_parameters(work) * CHECK_S_PER_PARAMETER)
     )
     return seconds / 60 * 0.7, seconds / 60 * 1.4
 
 
-def _decode_layer_s(requests: int) -> float:
-    return DECODE_LAYER_S / requests + DECODE_REQUEST_LAYER_S
+def _served_s(run: RunConfig, alone_s: float, many_s: Callable[[int], float]) -> float:
+    """Return how long the evaluation's servers answer, point by point, from the seconds a token takes."""
+    seconds = 0.0
+    for plan in run.evaluation.plans:
+        for cell in plan.cells:
+            longest = cell.max_new_tokens
+            tokens = longest if plan.ignore_eos else _answer_tokens(run, longest)
+            seconds += tokens * (alone_s if cell.concurrency == 1 else min(alone_s, many_s(cell.concurrency)))
+    return seconds * run.evaluation.repeats * run.evaluation.max_prompts
 
 
 def _answer_tokens(run: RunConfig, longest: int) -> float:

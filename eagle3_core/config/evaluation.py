@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from eagle3_core.config.base import Section
+from eagle3_core.config.sweep import BenchPlan
 from eagle3_core.errors import ConfigError
 
 
@@ -180,27 +181,30 @@ class EvaluationConfig(Section):
             )
 
     @property
-    def points(self) -> int:
-        """Return how many points of the grid each server is measured at: temperatures, lengths and concurrencies."""
-        return len(self.temperatures) * len(self.max_new_tokens) * len(self.concurrency)
+    def plan(self) -> BenchPlan:
+        """Return what a server without speculation is asked, or one of any shape; the first point decides."""
+        return BenchPlan(
+            concurrency=self.concurrency, max_new_tokens=self.max_new_tokens, temperatures=self.temperatures,
+            repeats=self.repeats,
+        )  # fmt: skip
 
     @property
-    def passes(self) -> int:
-        """Return how often the prompts are served in whole: every shape and none at every point, in every repeat.
+    def plans(self) -> list[BenchPlan]:
+        """Return what each server of a run is asked: that without speculation, each shape's, each pretended length's.
 
-        A server that pretends a length is asked greedily, at the first length, alone.
+        How much a run serves is their sum, whoever asks.
         """
-        measured = (1 + len(self.shapes)) * self.points + len(self.simulated_lengths) * len(self.concurrency)
-        return measured * self.repeats
+        # What a server pretends is no text: where it would end, or what it would sample, means nothing.
+        pretending = self.plan.first.model_copy(update={"concurrency": self.concurrency, "ignore_eos": True})
+        return [self.plan] * (1 + len(self.shapes)) + [pretending] * len(self.simulated_lengths)
 
     @property
     def told(self) -> str:
         """Return in words how much is served, for people to judge how long that may be."""
-        servers = 1 + len(self.shapes) + len(self.simulated_lengths)
-        longest = (1 + len(self.shapes)) * sum(self.max_new_tokens) * len(self.temperatures) * len(self.concurrency)
-        longest += len(self.simulated_lengths) * self.max_new_tokens[0] * len(self.concurrency)
-        return (f"{self.passes:,} passes over {self.max_prompts:,} prompts or fewer, by {servers} servers; at most "
-                f"{longest * self.repeats * self.max_prompts:,} answer tokens")  # fmt: skip
+        passes = sum(plan.passes for plan in self.plans)
+        longest = sum(cell.max_new_tokens for plan in self.plans for cell in plan.cells) * self.repeats
+        return (f"{passes:,} passes over {self.max_prompts:,} prompts or fewer, by {len(self.plans)} servers; at most "
+                f"{longest * self.max_prompts:,} answer tokens")  # fmt: skip
 
     @property
     def primary_shape(self) -> DraftShape:

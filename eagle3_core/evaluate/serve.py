@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eagle3_core.config.evaluation import EvaluationConfig
+from eagle3_core.config.sweep import BenchPlan
 from eagle3_core.data.corpus import AskedPrompt
 from eagle3_core.errors import EngineError, InputError, NotSpeculatingError
 from eagle3_core.evaluate.bench.drive import Hooks, bench
-from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt, told_apart
+from eagle3_core.evaluate.bench.plan import BenchPrompt, told_apart
 from eagle3_core.evaluate.bench.results import BenchRun
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.measurement import BASELINE, Measurement, summarise
@@ -33,14 +33,6 @@ def held_out(prompts: Iterable[AskedPrompt], limit: int) -> list[AskedPrompt]:
     return sorted(found, key=lambda prompt: hashlib.sha256(prompt.id.encode()).digest())[:limit]
 
 
-def grid(evaluation: EvaluationConfig) -> BenchPlan:
-    """Return every point that a run measures each shape at; the first decides."""
-    return BenchPlan(
-        concurrency=evaluation.concurrency, max_new_tokens=evaluation.max_new_tokens,
-        temperatures=evaluation.temperatures, repeats=evaluation.repeats,
-    )  # fmt: skip
-
-
 def served(
     server: SglangServer, prompts: Sequence[AskedPrompt], plan: BenchPlan, progress: Progress, shape: str
 ) -> BenchRun:
@@ -50,7 +42,7 @@ def served(
         NotSpeculatingError: it is of another shape, or speculates and no counter says how well.
         EngineError: it failed; the cause where it died.
     """
-    hooks = telling(progress, len(prompts) * len(plan.cells) * plan.repeats)
+    hooks = telling(progress, len(prompts) * plan.passes)
     try:
         found = sweep(server.url, prompts, plan, hooks)
     except EngineError as error:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 from pydantic import Field
 
 from eagle3_core.config.base import Section
-from eagle3_core.evaluate.bench.plan import Cell, Point
+from eagle3_core.config.sweep import Cell
+from eagle3_core.evaluate.bench.plan import Point
 from eagle3_core.evaluate.bench.results import BenchRun
 from eagle3_core.evaluate.bench.versus import Speedup, compare
 from eagle3_core.evaluate.gate import Word

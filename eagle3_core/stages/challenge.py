@@ -126,11 +126,11 @@ def _serve(
     """Return the answers of one server."""
     from eagle3_core.engine.launch import LaunchPlan
     from eagle3_core.engine.server import SglangServer
-    from eagle3_core.evaluate.serve import grid, served
+    from eagle3_core.evaluate.serve import served
     from eagle3_core.export.directory import materialise
 
     run = context.run
-    asked = grid(run.evaluation).first.model_copy(update={"repeats": passes})
+    asked = run.evaluation.plan.first.model_copy(update={"repeats": passes})
     directory = materialise(load(context.store, drafter), context.work / side)
     shape = run.evaluation.primary_shape
     plan = LaunchPlan.speculate(resolve_target(run), run.target.dtype, run.serving, directory, shape)

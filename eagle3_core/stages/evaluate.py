@@ -84,7 +84,7 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     """Start a server, serve, write both files; return the facts for the reference."""
     from eagle3_core.engine.server import SglangServer
     from eagle3_core.evaluate.measurement import BASELINE, check_counters, check_pretended, pool
-    from eagle3_core.evaluate.serve import first_point, grid, held_out, served
+    from eagle3_core.evaluate.serve import first_point, held_out, served
 
     run, prompt_set = context.run, context.input("prompt_set")
     require_target(run, prompt_set.manifest.facts["target"])
@@ -92,10 +92,8 @@ def _measure(context: StageContext, name: str, staged: Path) -> dict[str, Any]:
     run.evaluation.require_prompts(len(prompts))
     shape, _, pretended = name.partition(SIMULATED)
     plan = _plan(context, shape, float(pretended) if pretended else None)
-    asked = grid(run.evaluation)
-    if pretended:
-        # What a server pretends is no text: where it would end, or what it would sample, means nothing.
-        asked = asked.first.model_copy(update={"concurrency": asked.concurrency, "ignore_eos": True})
+    assert context.index is not None
+    asked = run.evaluation.plans[context.index]
     with SglangServer.of_stage(plan, context) as server, server.client() as client:
         found = served(server, prompts, asked, context.progress, shape)
         server_length = client.counters().avg_spec_accept_length

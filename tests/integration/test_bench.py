@@ -5,16 +5,17 @@ import json
 import pytest
 
 from eagle3_core.config import DraftShape, EvaluationConfig, ServingConfig
+from eagle3_core.config.sweep import BenchPlan
 from eagle3_core.data.corpus import AskedPrompt
 from eagle3_core.engine.client import Sampling
 from eagle3_core.engine.launch import LaunchPlan
 from eagle3_core.engine.server import SglangServer
 from eagle3_core.errors import NotSpeculatingError
 from eagle3_core.evaluate.bench.drive import Hooks, bench
-from eagle3_core.evaluate.bench.plan import BenchPlan, load_prompts
+from eagle3_core.evaluate.bench.plan import load_prompts
 from eagle3_core.evaluate.bench.verdict import verdict
 from eagle3_core.evaluate.gate import DEAD_BELOW
-from eagle3_core.evaluate.serve import first_point, grid, served
+from eagle3_core.evaluate.serve import first_point, served
 from eagle3_core.evaluate.sweep import sweep_points
 from eagle3_core.progress import Progress
 from tests.integration.test_engine import VOCAB, make_drafter, make_target
@@ -54,7 +55,7 @@ def test_a_real_server_is_measured_as_it_counts(tmp_path):
     evaluation = EvaluationConfig(
         concurrency=(2, 1), max_new_tokens=(TOKENS, SHORT), max_prompts=12, temperatures=(0, 1)
     )
-    sampled = grid(evaluation).model_copy(update={"ignore_eos": True})
+    sampled = evaluation.plan.model_copy(update={"ignore_eos": True})
     quiet = Progress("bench", None)
     greedy = sampled.model_copy(update={"temperatures": (0.0,), "repeats": 2})
     serving = ServingConfig(device="cpu", threads=1, max_running_requests=8)

@@ -148,7 +148,7 @@ def test_how_much_will_be_served_is_told_pass_by_pass():
     grid = {"shapes": ["3/1/4", "5/1/6"], "primary": "3/1/4", "concurrency": [1, 4], "max_new_tokens": [100, 300],
             "temperatures": [0, 1], "repeats": 3, "simulated_lengths": [2], "max_prompts": 10}  # fmt: skip
     found = EvaluationConfig.parse(grid, "test")
-    assert found.passes == 3 * (3 * 8 + 1 * 2)
+    assert sum(plan.passes for plan in found.plans) == 3 * (3 * 8 + 1 * 2)
     tokens = 3 * 10 * (3 * 2 * 2 * (100 + 300) + 2 * 100)
     assert found.told == f"78 passes over 10 prompts or fewer, by 4 servers; at most {tokens:,} answer tokens"
 

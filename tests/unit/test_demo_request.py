@@ -35,7 +35,9 @@ def test_the_forecast_grows_with_every_part_of_the_work(monkeypatch: pytest.Monk
     monkeypatch.setattr(forecast, "has_gpu", lambda: False)
     low, high = forecast.minutes(load_recipe("demo", {}))
     assert 0 < low < high
-    for key, value in {"training.epochs": 40, "data.max_new_tokens": 300, "evaluation.max_prompts": 2000}.items():
+    more = {"training.epochs": 40, "data.max_new_tokens": 300, "evaluation.max_prompts": 2000, "evaluation.repeats": 2,
+            "evaluation.concurrency": [1, 8], "evaluation.simulated_lengths": [2]}  # fmt: skip
+    for key, value in more.items():
         assert forecast.minutes(load_recipe("demo", {key: value}))[1] > high
     assert forecast.minutes(load_recipe("demo", {"data.max_prompts": 400}))[1] < high
 

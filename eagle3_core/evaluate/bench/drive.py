@@ -10,10 +10,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+from eagle3_core.config.sweep import BenchPlan, Cell
 from eagle3_core.engine.client import Sampling
 from eagle3_core.errors import InputError, NotSpeculatingError
 from eagle3_core.evaluate.bench.endpoint import Endpoint
-from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt, Cell, check_enough, told_apart
+from eagle3_core.evaluate.bench.plan import BenchPrompt, check_enough, told_apart
 from eagle3_core.evaluate.bench.results import (
     BenchRun,
     CellResult,

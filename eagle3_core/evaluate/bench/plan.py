@@ -1,7 +1,4 @@
-"""What a benchmark asks: which prompts, at which concurrency, length and temperature, in which order.
-
-Pure but for reading files.
-"""
+"""Which prompts a benchmark asks, and how its points are told apart. Pure but for reading files."""
 
 from __future__ import annotations
 
@@ -11,21 +8,13 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
 
 from pydantic import Field
 
 from eagle3_core.config.base import Section
+from eagle3_core.config.sweep import BenchPlan, Cell
 from eagle3_core.errors import InputError
 from eagle3_core.prompts import read_prompts
-
-
-class Cell(NamedTuple):
-    """One point of the sweep."""
-
-    concurrency: int
-    max_new_tokens: int
-    temperature: float = 0.0
 
 
 def told_apart(cell: Cell, cells: Collection[Cell]) -> str:
@@ -49,36 +38,6 @@ class Point(Section):
     def cell(self) -> Cell:
         """Return the point of the sweep."""
         return Cell(self.concurrency, self.max_new_tokens, self.temperature)
-
-
-class BenchPlan(Section):
-    """How the prompts are asked: at every concurrency, length and temperature together; the first point decides."""
-
-    concurrency: tuple[int, ...] = Field((1, 2, 4, 8), min_length=1)
-    max_new_tokens: tuple[int, ...] = Field((256,), min_length=1)
-    temperatures: tuple[Annotated[float, Field(ge=0, le=2)], ...] = Field((0.0,), min_length=1)
-    repeats: int = Field(1, ge=1, le=100)
-    ignore_eos: bool = False
-    flush: bool = Field(True, description="Empty the server's prefix cache before every pass.")
-
-    @property
-    def cells(self) -> list[Cell]:
-        """Return the points of the sweep."""
-        return list(
-            itertools.starmap(Cell, itertools.product(self.concurrency, self.max_new_tokens, self.temperatures))
-        )
-
-    @property
-    def first(self) -> BenchPlan:
-        """Return the plan of the first point alone."""
-        names = ("concurrency", "max_new_tokens", "temperatures")
-        return self.model_copy(update={name: getattr(self, name)[:1] for name in names})
-
-    def order(self, repeat: int) -> list[Cell]:
-        """Return the points in the order of one repeat: each repeat starts elsewhere, so that drift hits none alone."""
-        cells = self.cells
-        start = repeat * max(1, len(cells) // self.repeats) % len(cells)
-        return cells[start:] + cells[:start]
 
 
 @dataclass(frozen=True)

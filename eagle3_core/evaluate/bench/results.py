@@ -10,10 +10,11 @@ from typing import Literal
 from pydantic import Field
 
 from eagle3_core.config.base import Section
+from eagle3_core.config.sweep import BenchPlan, Cell
 from eagle3_core.errors import EngineError, NotSpeculatingError
 from eagle3_core.evaluate.acceptance import Walk
 from eagle3_core.evaluate.bench.endpoint import ServerFacts
-from eagle3_core.evaluate.bench.plan import BenchPlan, Cell, Point
+from eagle3_core.evaluate.bench.plan import Point
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.measurement import Pool, acceptance_at, by_domain, pool, quantile
 

@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 from pydantic import Field
 
+from eagle3_core.config.sweep import Cell
 from eagle3_core.engine.client import Sampling
 from eagle3_core.errors import EngineError
-from eagle3_core.evaluate.bench.plan import Cell
 from eagle3_core.evaluate.measurement import ServedAnswer
 
 _PERIODS = 64

@@ -1,20 +1,28 @@
 """`eagle3 bench` against a small server that misbehaves on demand; a real SGLang is measured in tests/integration."""
 
+import contextlib
 import json
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
+from eagle3_core.artifacts import Kind
 from eagle3_core.cli.main import app
+from eagle3_core.config import RunConfig
+from eagle3_core.config.sweep import BenchPlan
 from eagle3_core.errors import EngineError, InputError, NotSpeculatingError, UnknownSchemaError
 from eagle3_core.evaluate.bench import stream
 from eagle3_core.evaluate.bench.drive import Hooks, bench
 from eagle3_core.evaluate.bench.output import read_bench
-from eagle3_core.evaluate.bench.plan import BenchPlan, BenchPrompt, load_prompts
+from eagle3_core.evaluate.bench.plan import BenchPrompt, load_prompts
+from eagle3_core.pipeline import shape_names
+from eagle3_core.stages import evaluate
+from eagle3_core.storage import load
 
 TOKENS = 30
 INFO = {"version": "0.0", "model_path": "somewhere", "dtype": "float32", "speculative_algorithm": None}
@@ -270,6 +278,33 @@ def test_each_repeat_visits_all_points_and_starts_elsewhere():
     plan = BenchPlan(concurrency=(1, 2, 4, 8), max_new_tokens=(16,), repeats=2)
     orders = [[found.concurrency for found in plan.order(repeat)] for repeat in range(2)]
     assert orders == [[1, 2, 4, 8], [4, 8, 1, 2]]
+
+
+def test_a_run_asks_what_its_configuration_counts(serve, flow, put_in, monkeypatch):
+    """The stage `evaluate` over HTTP: no speculation, one shape and one pretended length, each at its own points."""
+    grid = {"shapes": ["3/1/4"], "primary": "3/1/4", "concurrency": [2, 1], "max_new_tokens": [64, 32], "repeats": 2,
+            "simulated_lengths": [2.9], "max_prompts": 3}  # fmt: skip
+    flow.config = RunConfig.parse({**flow.config.model_dump(mode="json"), "evaluation": grid}, "test")
+    prompts = min(3, flow.run("prepare").facts["held_out"])
+    put = put_in(flow.store)
+    flow.refs |= {kind: put(f"x/{kind}", kind, {"file": ""}) for kind in (Kind.DRAFTER, Kind.PARITY)}
+
+    @contextlib.contextmanager
+    def started(plan, _context):
+        counters = SimpleNamespace(avg_spec_accept_length=None)
+        client = contextlib.nullcontext(SimpleNamespace(counters=lambda: counters))
+        url = serve(Fake(speculating=plan.shape != "baseline"))
+        yield SimpleNamespace(url=url, client=lambda: client, ready_s=0.0, effective={})
+
+    monkeypatch.setattr("eagle3_core.engine.server.SglangServer.of_stage", started)
+    monkeypatch.setattr(evaluate, "require_known_good", lambda: "test")
+    monkeypatch.setattr(evaluate, "_plan", lambda _context, shape, _length: SimpleNamespace(device="cpu", shape=shape))
+    names = shape_names(flow.config)
+    swept = [load(flow.store, flow.run("evaluate", at)).json("sweep.json") for at in range(len(names))]
+    passes = [len(one["answers"]) / prompts for one in swept]
+    assert passes == [plan.passes for plan in flow.config.evaluation.plans] == [8, 8, 4]
+    assert [one["plan"]["ignore_eos"] for one in swept] == [False, False, True]
+    assert flow.config.evaluation.told.startswith(f"{sum(passes):.0f} passes over 3 prompts or fewer, by 3 servers")
 
 
 def test_prompts_are_taken_evenly_over_domains_once_each(tmp_path):

@@ -6,9 +6,9 @@ import itertools
 import numpy as np
 import pytest
 
+from eagle3_core.config.sweep import BenchPlan, Cell
 from eagle3_core.errors import EngineError, InputError
 from eagle3_core.evaluate.bench.endpoint import facts_of
-from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
 from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
 from eagle3_core.evaluate.bench.stream import StreamedAnswer, looping
 from eagle3_core.evaluate.bench.verdict import verdict

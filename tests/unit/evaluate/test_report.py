@@ -11,12 +11,12 @@ import pytest
 from eagle3_core.artifacts import Kind
 from eagle3_core.config import RunConfig
 from eagle3_core.config.champion import Champion, Pinned
+from eagle3_core.config.sweep import BenchPlan, Cell
 from eagle3_core.context import StageContext
 from eagle3_core.data.prompts import conversation
 from eagle3_core.errors import ArtifactError, ConfigError, NotCommittedError
 from eagle3_core.evaluate import plots
 from eagle3_core.evaluate.bench.endpoint import facts_of
-from eagle3_core.evaluate.bench.plan import BenchPlan, Cell
 from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
 from eagle3_core.evaluate.bench.stream import StreamedAnswer
 from eagle3_core.evaluate.champion import compare_drafters
