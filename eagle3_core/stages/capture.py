@@ -46,13 +46,8 @@ def run(context: StageContext) -> Ref:
     with context.store.claim(key, lambda: context.progress.phase(waiting)):
         if done := find_sound(context.store, key):
             return done
-        try:
-            with full_disk_is_typed(context.work):
-                return _capture(context, plan)
-        except StorageFullError:
-            # What was written of this shard is of no use to anyone, and takes the space that is missing.
-            shutil.rmtree(_out(context), ignore_errors=True)
-            raise
+        with full_disk_is_typed(context.work):
+            return _capture(context, plan)
 
 
 def _capture(context: StageContext, plan: ShardPlan) -> Ref:
@@ -63,7 +58,8 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
     assert context.index is not None
     shard = plan.shards[context.index]
     _check_engine(context, plan)
-    shutil.rmtree(_out(context), ignore_errors=True)
+    # What a killed attempt left.
+    shutil.rmtree(context.work / "out", ignore_errors=True)
     target = require_target(context.run, plan.target)
     reserve, on_their_way = context.run.capture.reserve_bytes, spool_on_disk(context.run, plan, target)
     room = Room(lambda: _free(context), reserve, on_their_way, CALLERS)
@@ -81,8 +77,7 @@ def _capture(context: StageContext, plan: ShardPlan) -> Ref:
             stopped = error
         ref = own.result()
     if stopped is not None:
-        # Whose shard it is will see the same error and report it; what was written of it is of no use to anyone.
-        shutil.rmtree(_out(context), ignore_errors=True)
+        # Whose shard it is will see the same error and report it.
         context.progress.phase(f"stopped working ahead: {stopped}")
     return ref
 
@@ -140,30 +135,29 @@ def _tensors(plan: ShardPlan) -> int:
     return len(plan.encoding.rows(2, 2))
 
 
-def _out(context: StageContext) -> Path:
-    return context.work / "out"
+def _finish(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> Ref:
+    """Capture one shard and commit it; nothing of it stays in the work directory, whatever becomes of it."""
+    staged = context.work / "out" / f"{shard.index:05d}"
+    try:
+        _record(context, shard, staged, capture, tally)
+        return _commit(context, tally.plan, shard, staged)
+    finally:
+        # A bucket has a copy, half a shard is of no use to anyone, and others want the room.
+        shutil.rmtree(staged, ignore_errors=True)
 
 
-def _record(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> None:
-    """Capture one shard into its directory."""
+def _record(context: StageContext, shard: PlannedShard, staged: Path, capture: Capture, tally: _Tally) -> None:
+    """Capture one shard into a directory."""
     from eagle3_core.data.recording import ShardSamples, record
 
-    staged = _out(context) / f"{shard.index:05d}"
     staged.mkdir(parents=True)
     samples = ShardSamples.read(context.input("shard_plan"), shard.index)
     max_bad = context.run.capture.max_bad_samples
     record(capture, tally.plan, shard, samples, staged, max_bad, tally.of(shard))
 
 
-def _finish(context: StageContext, shard: PlannedShard, capture: Capture, tally: _Tally) -> Ref:
-    """Capture one shard and commit it."""
-    _record(context, shard, capture, tally)
-    return _commit(context, tally.plan, shard)
-
-
-def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
-    staged = _out(context) / f"{shard.index:05d}"
-    ref = commit(
+def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard, staged: Path) -> Ref:
+    return commit(
         context.store,
         shard.key,
         staged,
@@ -171,9 +165,6 @@ def _commit(context: StageContext, plan: ShardPlan, shard: PlannedShard) -> Ref:
         facts={"engine": plan.engine},
         ref_facts={"samples": len(shard.sample_ids), "tokens": shard.tokens},
     )
-    # A bucket has a copy of it, which is all that is needed; others want the room.
-    shutil.rmtree(staged, ignore_errors=True)
-    return ref
 
 
 def _go_on(context: StageContext, capture: Capture, tally: _Tally, pool: ThreadPoolExecutor, own: Future[Ref]) -> None:
@@ -230,8 +221,6 @@ def _in_room(
         tally.put_off(shard, str(error))
         return False
     finally:
-        # Nothing of it is of use to anyone now, and others want the room.
-        shutil.rmtree(_out(context) / f"{shard.index:05d}", ignore_errors=True)
         room.leave(shard.index)
 
 

@@ -95,10 +95,10 @@ def test_a_task_whose_own_shard_cannot_be_committed_says_so_at_once_and_works_no
     monkeypatch.setattr("eagle3_core.engine.spool.UNDER_WAY", 2)
     real = capture._commit
 
-    def refuse_own(context, plan, shard):
+    def refuse_own(context, plan, shard, staged):
         if shard.index == context.index:
             raise StoreUnreachableError("try again")
-        return real(context, plan, shard)
+        return real(context, plan, shard, staged)
 
     monkeypatch.setattr(capture, "_commit", refuse_own)
     with pytest.raises(StoreUnreachableError):
@@ -232,8 +232,8 @@ def three_at_once(monkeypatch):
                 gate.wait(60)
         return record(context, shard, *arguments)
 
-    def commit_and_tell(context, plan, shard):
-        ref = commit(context, plan, shard)
+    def commit_and_tell(context, plan, shard, staged):
+        ref = commit(context, plan, shard, staged)
         if shard.index == context.index:
             committed.set()
         return ref
