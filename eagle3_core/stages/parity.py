@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, overload
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from eagle3_core.artifacts import Ref
 from eagle3_core.context import StageContext
@@ -63,32 +63,21 @@ def run(context: StageContext) -> Ref:
     return context.commit(staged, facts=parity.model_dump(mode="json"), ref_facts=shown)
 
 
-class Told(Sequence["HeldOut"]):
+class Told(list["HeldOut"]):
     """Held-out samples that tell how many of them have been gone through, in all walks over them together."""
 
-    def __init__(self, samples: Sequence[HeldOut], tell: Callable[[int], None]) -> None:
+    def __init__(self, samples: Iterable[HeldOut], tell: Callable[[int], None]) -> None:
         """Tell 0 at once, and one more after each sample."""
-        self._samples, self._tell, self._done = samples, tell, 0
+        super().__init__(samples)
+        self._tell, self._done = tell, 0
         tell(0)
 
     def __iter__(self) -> Iterator[HeldOut]:
         """Go through all samples once."""
-        for sample in self._samples:
+        for sample in super().__iter__():
             yield sample
             self._done += 1
             self._tell(self._done)
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self._samples)
-
-    @overload
-    def __getitem__(self, index: int) -> HeldOut: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[HeldOut]: ...
-    def __getitem__(self, index: int | slice) -> HeldOut | Sequence[HeldOut]:
-        """Return some without going through them."""
-        return self._samples[index]
 
 
 def _held_out(features: FeatureSet, ends: TargetEnds) -> Iterator[HeldOut]:
