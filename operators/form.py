@@ -21,12 +21,15 @@ FIELDS: dict[str, tuple[str, ...]] = {
                  "training.seed"),
     "Engine": ("capture.shard_tokens", "capture.dtype", "serving.device", "serving.tensor_parallel",
                "serving.max_running_requests"),
-    "Evaluation": ("evaluation.max_prompts", "evaluation.max_new_tokens", "evaluation.concurrency"),
+    "Evaluation": ("evaluation.max_prompts", "evaluation.max_new_tokens", "evaluation.concurrency",
+                   "evaluation.temperatures"),
     "Gate": ("gate.min_acceptance_length", "gate.min_speedup", "gate.min_token_agreement", "gate.no_difference"),
 }  # fmt: skip
 """What the form offers, by section. The rest of a configuration is a recipe's business, or goes in `overrides`."""
 
-_NUMBER_AS_TEXT = r"^[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$"
+_NUMBER = r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?"
+_NUMBER_AS_TEXT = rf"^{_NUMBER}$"
+_NUMBERS_AS_TEXT = rf"^\[?\s*{_NUMBER}(\s*,\s*{_NUMBER})*\s*\]?$"
 
 
 def run_params(**defaults: str) -> dict[str, Param]:
@@ -49,7 +52,7 @@ def run_params(**defaults: str) -> dict[str, Param]:
 
 
 def overrides_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the form sets on top of the recipe; numbers may come as text, such as 3e-5.
+    """Return what the form sets on top of the recipe; numbers may come as text, such as 3e-5, or `256, 1024`.
 
     Raises:
         ConfigError: a text is not the number it should be.
@@ -80,8 +83,10 @@ def _schema_of(key: str) -> dict[str, Any]:
 def _param(key: str, section: str, default: str | None = None) -> Param:
     schema = _schema_of(key)
     kind = schema["type"]
+    # Of several numbers, each has to keep to them.
+    bounded = schema.get("items", schema)
     bounds = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "pattern", "format")
-    kept: dict[str, Any] = {name: schema[name] for name in bounds if name in schema}
+    kept: dict[str, Any] = {name: bounded[name] for name in bounds if name in bounded}
     if "enum" in schema:
         kept["enum"] = [None, *schema["enum"]]
         types = ["null", kind]
@@ -89,9 +94,13 @@ def _param(key: str, section: str, default: str | None = None) -> Param:
         # A number field of Airflow's form cannot be typed 3e-5 into: text, checked by a pattern. A number by the API.
         kept |= {"pattern": _NUMBER_AS_TEXT, "examples": _examples(kept, schema.get("default"))}
         types = ["string", "number", "null"]
+    elif kind == "array":
+        # Airflow's form takes several numbers as JSON alone, and no single one: text again. Either by the API.
+        kept |= {"items": schema["items"], "pattern": _NUMBERS_AS_TEXT}
+        types = ["string", schema["items"]["type"], "array", "null"]
     else:
         types = ["null", kind]
-    return Param(default, type=types, title=key, section=section, description=_help(schema), **kept)
+    return Param(default, type=types, title=key, section=section, description=_help({**schema, **kept}), **kept)
 
 
 def _examples(bounds: Mapping[str, Any], default: float | None) -> list[str]:

@@ -97,13 +97,13 @@ class EvaluationConfig(Section):
     max_new_tokens: tuple[AnswerTokens, ...] = Field(
         (256,),
         min_length=1,
-        description="Longest answer in tokens, one or several, e.g. [256, 1024]. The first decides.",
+        description="Longest answer in tokens, one or several, e.g. 256 or [256, 1024]. The first decides.",
     )
     concurrency: tuple[Concurrency, ...] = Field(
         (1,),
         min_length=1,
-        description="Requests in flight, one or several to sweep over, e.g. [1, 8, 32]. The first decides: there the "
-        "trainer's estimate and the gate are held to.",
+        description="Requests in flight, one or several to sweep over, e.g. 8 or [1, 8, 32]. The first decides: there "
+        "the trainer's estimate and the gate are held to.",
     )
     temperatures: tuple[Temperature, ...] = Field(
         (0.0,),
@@ -122,7 +122,10 @@ class EvaluationConfig(Section):
     @field_validator("concurrency", "max_new_tokens", "temperatures", mode="before")
     @classmethod
     def _one_is_a_sweep_of_one(cls, value: object) -> object:
-        return (value,) if isinstance(value, int | float | str) else value
+        """Take `[1, 8]`, a single 8, and the text `1, 8` that a form sends."""
+        if isinstance(value, str):
+            return tuple(part.strip() for part in value.strip("[] ").split(","))
+        return (value,) if isinstance(value, int | float) else value
 
     @model_validator(mode="after")
     def _points_are_different(self) -> Self:

@@ -2,6 +2,7 @@
 
 import copy
 import datetime
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from airflow.sdk import XComArg
 from airflow.sdk.execution_time import macros
 
+from eagle3_core.config.recipes import load_recipe
 from eagle3_core.pipeline import STAGES
 from operators import settings
 from operators.base import StageOperator
@@ -140,6 +142,14 @@ def test_the_window_of_a_night_ends_with_its_own_yesterday_unless_told_otherwise
     assert rendered(bag, **{"data.window_days": 7})["data.until"] == "2026-11-30"
     told = {"data.window_days": 7, "data.until": "2026-06-01"}
     assert rendered(bag, **told)["data.until"] == "2026-06-01"
+
+
+def test_a_night_passes_on_several_numbers_however_they_were_typed(bag):
+    key = "evaluation.concurrency"
+    for typed, meant in {"8": (8,), "1, 8": (1, 8), "[1, 8]": (1, 8)}.items():
+        passed_on = json.loads(json.dumps(rendered(bag, **{key: typed})[key]))
+        run_params()[key].resolve(passed_on)
+        assert load_recipe("demo", {key: passed_on}).evaluation.concurrency == meant
 
 
 def test_the_recipe_of_the_night_is_named_once_for_the_installation(monkeypatch):

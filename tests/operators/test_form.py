@@ -4,6 +4,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 from eagle3_core.config import RunConfig, TrainingConfig
+from eagle3_core.config.recipes import load_recipe
 from eagle3_core.errors import ConfigError
 from eagle3_core.storage import open_store
 from operators.configure import ConfigureOperator, ListShapesOperator, frozen_run
@@ -56,6 +57,35 @@ def test_empty_fields_keep_the_recipes_values_and_text_becomes_a_number():
         overrides_of({**params, "training.learning_rate": "fast"})
 
 
+SEVERAL = ("evaluation.max_new_tokens", "evaluation.concurrency", "evaluation.temperatures")
+
+
+@pytest.mark.parametrize(
+    ("key", "sent", "meant"),
+    [("evaluation.max_new_tokens", sent, (256,)) for sent in ("256", 256, [256])]
+    + [("evaluation.concurrency", sent, (1, 8)) for sent in ("1, 8", "1,8", "[1, 8]", [1, 8])]
+    + [("evaluation.temperatures", sent, (0, 0.7)) for sent in ("0, .7", "[0, 7e-1]", [0, 0.7])],
+)
+def test_several_numbers_may_be_typed_and_one_or_several_be_sent(key, sent, meant):
+    params = run_params()
+    assert accepts(params[key], sent)
+    run = load_recipe("production", overrides_of({key: sent}))
+    assert getattr(run.evaluation, key.rpartition(".")[2]) == meant
+
+
+@pytest.mark.parametrize("key", SEVERAL)
+@pytest.mark.parametrize("sent", ["many", "1;8", "1,", -1, [-1], ["many"]])
+def test_what_is_no_number_or_out_of_bounds_is_refused_by_the_form(key, sent):
+    assert not accepts(run_params()[key], sent)
+
+
+def test_a_field_that_takes_several_numbers_is_a_text_field_with_their_bounds():
+    """The first type but null chooses Airflow's field; of an array it would be a JSON editor."""
+    for key in SEVERAL:
+        assert run_params()[key].schema["type"][0] == "string"
+    assert run_params()["evaluation.temperatures"].description.endswith("(>= 0, <= 2)")
+
+
 def test_configure_freezes_the_run_below_the_root(engine, target, context):
     context["params"] |= {**target, "training.learning_rate": "3e-5", "overrides": {"training.step_decay": 0.9}}
     key = ConfigureOperator(task_id="configure").execute(context)
@@ -71,6 +101,9 @@ def test_configure_freezes_the_run_below_the_root(engine, target, context):
         ({"drafter.draft_vocab_size": 4096}, "at most the target's 2048"),
         ({"target.model": "/nowhere"}, "expected a directory with config.json"),
         ({"recipe": "nonsense"}, "neither a file nor one of"),
+        ({"evaluation.temperatures": "0.7"}, "expected 0 first: the gate"),
+        ({"evaluation.temperatures": "0, 3"}, r"temperatures\.1: expected .*at most 2, found '3'"),
+        ({"evaluation.max_new_tokens": "256, 4"}, r"max_new_tokens\.1: expected .*at least 8, found '4'"),
     ],
 )
 def test_a_wrong_parameter_is_one_line_and_no_retry(engine, target, context, params, line):

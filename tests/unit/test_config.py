@@ -108,7 +108,7 @@ def test_an_answer_as_long_as_the_whole_sample_is_refused():
         load_recipe("demo", {"data.max_sample_tokens": 192})
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("8", (8,)), ("[1, 8, 32]", (1, 8, 32)), ("['4']", (4,))])
+@pytest.mark.parametrize(("typed", "meant"), [("8", (8,)), ("[1, 8, 32]", (1, 8, 32)), ("'1, 8'", (1, 8))])
 def test_one_concurrency_or_several_can_be_asked_for(typed, meant):
     run = load_recipe("production", dict([parse_override(f"evaluation.concurrency={typed}")]))
     assert run.evaluation.concurrency == meant
