@@ -46,8 +46,8 @@ def check_served(facts: DrafterFacts, to: Dialect, where: str) -> None:
     if kind not in served.rope_types:
         known = " or ".join(sorted(served.rope_types))
         raise ExportError(
-            f"{where}: RoPE type for {to.name}: expected {known}, found {kind}; {to.reader} has no other, choose "
-            "another dialect"
+            f"{where}: RoPE type for {to.name}: expected {known}, found {kind}; {to.reader} has no other, "
+            "choose another dialect"
         )
     vllm = [numbering is Numbering.ENTRIES for numbering in (facts.numbering, to.numbering)]
     if vllm[0] != vllm[1] and facts.target_class in PART_OF_THE_OUTPUT:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from eagle3_core.errors import ExportError
 from eagle3_core.export.names import HEAD, LAYER, MAPS, OLDER, canonical, required
+from eagle3_core.model.rope_kinds import NEEDED
 
 WRAPPERS = frozenset({"_orig_mod", "module"})
 """Path elements that torch.compile and DistributedDataParallel put into names; no parameter has one of its own."""
@@ -33,7 +34,7 @@ class Served:
 
     architecture: str
     extras: frozenset[str] = frozenset()
-    rope_types: frozenset[str] = frozenset({"default", "linear", "llama3", "yarn", "dynamic"})
+    rope_types: frozenset[str] = frozenset(NEEDED)
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,13 @@ DIALECTS: dict[str, Dialect] = {
     dialect.name: dialect
     for dialect in (
         Dialect("own", "layer.", config="own", numbering=Numbering.OUTPUTS, reader="our own network",
-                mha=Served("", rope_types=frozenset({"default", "linear", "llama3", "yarn"})),
-                mla=Served("", rope_types=_LATENT_ROPE)),
+                mha=Served(""), mla=Served("", rope_types=_LATENT_ROPE)),
         Dialect("sglang", "midlayer.", mha=_SGLANG, mla=_LATENT),
         Dialect("specforge", "midlayer.", reader="SpecForge", carries_normed=False,
                 mha=Served("LlamaForCausalLMEagle3", frozenset({"fc_norm", "target_hidden_size"}))),
         Dialect("eagle", "midlayer.", reader="EAGLE's own code",
                 mha=Served("LlamaForCausalLMEagle3", frozenset({"target_hidden_size"}),
-                           frozenset({"default", "linear", "dynamic"}))),
+                           frozenset({"default", "linear"}))),
         Dialect("sglang-new", "layers.0.", mha=_SGLANG, mla=_LATENT),
         Dialect("vllm", "layers.0.", numbering=Numbering.ENTRIES, reader="vLLM",
                 mha=Served("Eagle3LlamaForCausalLM", _VLLM_EXTRAS),
@@ -229,6 +229,9 @@ def _choose(
     """Return the dialect and the names of all that would read this file alike."""
     block = config.get(BLOCK)
     declared = block.get("dialect") if isinstance(block, dict) else None
+    if None not in (told, declared) and told != declared:
+        raise ExportError(f"{where}: --from is {told}: expected {declared}, as config.json {BLOCK}.dialect has it, "
+                          "found another; leave --from out")  # fmt: skip
     for name, who in ((told, "--from"), (declared, f"config.json {BLOCK}.dialect")):
         if name is not None:
             chosen = dialect_named(str(name), who)

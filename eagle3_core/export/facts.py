@@ -16,6 +16,7 @@ from eagle3_core.export.numbering import Target, translate
 from eagle3_core.export.rope import read_rope
 from eagle3_core.model.architecture import DrafterArchitecture
 from eagle3_core.model.latent_sizes import LatentSizes, attention_shapes, check_latent_rope
+from eagle3_core.model.rope_kinds import check_rope
 
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "phi3")
 """Model types under which plain RMS norms and SwiGLU are meant; the key set says the rest."""
@@ -117,16 +118,15 @@ class DrafterFacts(Section):
                 facts = cls.parse(_values(config, dialect, where, mla=mla), where)
         except ConfigError as error:
             raise ExportError(f"{error}; correct {where}") from None
-        if facts.rope_parameters.get("rope_theta") is None:
-            raise _missing("'rope_theta'", where)
         if mla != (facts.mla is not None):
             raise ExportError(f"{where}: mla: expected {'sizes' if mla else 'none'}, as its parameters have it, found "
                               f"{facts.mla}; config and weights are of two drafters")  # fmt: skip
-        if mla:
-            try:
+        try:
+            if mla:
                 check_latent_rope(facts.rope_parameters)
-            except ValueError as error:
-                raise ExportError(f"{where}: {error}") from None
+            check_rope(facts.rope_parameters)
+        except ValueError as error:
+            raise ExportError(f"{where}: {error}") from None
         return facts
 
 

@@ -11,6 +11,7 @@ from eagle3_core.errors import ExportError
 from eagle3_core.export.configs import PROPOSAL, write_config
 from eagle3_core.export.dialects import BLOCK, Dialect, Naming, understand
 from eagle3_core.export.facts import DrafterFacts
+from eagle3_core.export.kinds import check_kinds
 from eagle3_core.export.names import EMBEDDING, FC_NORMS, HEAD, INPUT_NORM, MAPS
 from eagle3_core.export.source import CONFIG, MODEL, OWN_FILES, Source, Tensor
 from eagle3_core.export.values import check_maps, draft_targets, packed
@@ -71,6 +72,7 @@ def make_plan(source: Source, to: Dialect, told: str | None, target: TargetFacts
         ExportError: names the first thing that is wrong or cannot be served.
     """
     where = str(source.directory)
+    check_kinds(source.config, f"{where}/{source.config_file}")
     naming = understand(list(source.tensors), source.config, where, told)
     facts = DrafterFacts.read(source.config, naming.dialect, f"{where}/{source.config_file}", mla=naming.mla)
     if target is not None:
@@ -99,18 +101,26 @@ def make_plan(source: Source, to: Dialect, told: str | None, target: TargetFacts
     )  # fmt: skip
 
 
+_OF_TARGET = ("hidden_size", "vocab_size", "num_hidden_layers", "max_position_embeddings", "bos_token_id",
+              "eos_token_id")  # fmt: skip
+
+
 def with_target(facts: DrafterFacts, to: Dialect, target: TargetFacts, where: str) -> DrafterFacts:
     """Return the facts completed by the target the drafter is for.
 
     Raises:
-        ExportError: the drafter is for another target.
+        ExportError: the drafter is for another target, or that does not say how large it is.
     """
     text = target.config.get("text_config") or target.config
-    model_class = (target.config.get("architectures") or [None])[0]
-    layers = text.get("num_hidden_layers")
+    read = {name: text.get(name) for name in _OF_TARGET} | {"architectures": target.config.get("architectures")}
+    check_kinds(read, target.where)
+    if missing := [name for name in ("hidden_size", "vocab_size") if read[name] is None]:
+        raise ExportError(f"{target.where}: expected {' and '.join(missing)} in config.json, found none; is it the "
+                          "target?")  # fmt: skip
+    model_class, layers = (read["architectures"] or [None])[0], read["num_hidden_layers"]
     for name, ours, theirs in (
-        ("hidden size", facts.target_hidden_size, text.get("hidden_size")),
-        ("vocabulary (padding included)", facts.vocab_size, text.get("vocab_size")),
+        ("hidden size", facts.target_hidden_size, read["hidden_size"]),
+        ("vocabulary (padding included)", facts.vocab_size, read["vocab_size"]),
         ("model class", facts.target_class, model_class),
         ("layers", facts.target_layers, layers),
         ("fingerprint", facts.target_sha256, target.sha256() if facts.target_sha256 else None),
@@ -124,7 +134,7 @@ def with_target(facts: DrafterFacts, to: Dialect, target: TargetFacts, where: st
         "target_layers": layers or facts.target_layers,
         "target_sha256": sha256,
         "target_name": target.where,
-        "max_position_embeddings": int(text.get("max_position_embeddings") or facts.max_position_embeddings),
+        "max_position_embeddings": read["max_position_embeddings"] or facts.max_position_embeddings,
         "bos_token_id": text.get("bos_token_id", facts.bos_token_id),
         "eos_token_id": text.get("eos_token_id", facts.eos_token_id),
     })  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import filecmp
+import glob
 import json
 import os
 import shutil
@@ -77,8 +78,9 @@ def remap(
     """
     dialect = dialect_named(to, "--to")
     out = out.resolve()
-    if out == source.resolve():
-        raise ExportError(f"{out}: expected another directory than the source, found the same; choose a new one")
+    if out.is_relative_to(source.resolve()):
+        raise ExportError(f"{out}: expected a directory outside the source, which is only read, found one in "
+                          f"{source.resolve()}; choose another")  # fmt: skip
     if out == Path.cwd():
         raise ExportError(f"{out}: expected another directory, found the one you are in, which a new one would replace "
                           "under you; choose a new one")  # fmt: skip
@@ -197,7 +199,7 @@ def _fresh(out: Path) -> tuple[Path, int]:
 
 def _sweep(out: Path) -> None:
     """Remove what dead runs left; what vanishes meanwhile is another run's, done or swept up by a third."""
-    for path in out.parent.glob(f".{out.name}.????????.tmp"):
+    for path in out.parent.glob(f".{glob.escape(out.name)}.????????.tmp"):
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             try:

@@ -7,6 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from eagle3_core.errors import ExportError
+from eagle3_core.model.rope_kinds import check_setting
+
+_SPELLINGS = ("rope_parameters", "rope_scaling")
 
 
 def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -16,13 +19,13 @@ def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
         ExportError: two spellings are there and differ, so that two engines would serve two drafters, or heads are
             rotated in part, which engines read from different places.
     """
-    newer, older = _plain(config.get("rope_parameters")), _plain(config.get("rope_scaling"))
-    spellings = [("rope_parameters", newer), ("rope_scaling", older)]
+    spellings = [(name, _plain(config.get(name) or {}, f"{where}: {name}")) for name in _SPELLINGS]
     if config.get("rope_theta") is not None:
         spellings.append(("rope_theta", {"rope_theta": config["rope_theta"]}))
     found: dict[str, Any] = {}
     for spelling, settings in spellings:
         for name, value in settings.items():
+            _check(name, value, where)
             if found.setdefault(name, value) != value:
                 raise ExportError(
                     f"{where}: {name}: expected one value in every spelling of RoPE, found {found[name]!r} and, in "
@@ -42,7 +45,7 @@ def read_rope(config: Mapping[str, Any], where: str) -> dict[str, Any]:
                 f"{where}: attn_factor: expected {meant:g}, as attention_factor means it, found {told:g}; SGLang reads "
                 "the one, transformers the other: correct the wrong one"
             )
-    if "mrope_section" in found:
+    if "mrope_section" in found and found["rope_type"] in ("default", "mrope"):
         # Text positions are equal in all sections, which is plain RoPE.
         found = {"rope_type": "default", **{name: found[name] for name in found if name == "rope_theta"}}
     return found
@@ -55,6 +58,13 @@ def write_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {"rope_theta": rope["rope_theta"], "rope_scaling": scaled, "rope_parameters": dict(rope)}
 
 
+def _check(name: str, value: object, where: str) -> None:
+    try:
+        check_setting(name, value)
+    except ValueError as error:
+        raise ExportError(f"{where}: {error}") from None
+
+
 def _attn_factor(rope: Mapping[str, Any]) -> float:
     """Return what SGLang must multiply its own factor by, to get transformers' `attention_factor`."""
     grown = 0.1 * math.log(max(1.0, float(rope.get("factor") or 1.0)))
@@ -65,10 +75,14 @@ def _attn_factor(rope: Mapping[str, Any]) -> float:
     return float(rope["attention_factor"]) / own
 
 
-def _plain(value: object) -> dict[str, Any]:
-    """Return a copy with the kind under `rope_type` alone."""
-    found = dict(value) if isinstance(value, dict) else {}
+def _plain(value: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return what is set, with the kind under `rope_type` alone."""
+    found = {name: setting for name, setting in value.items() if setting is not None}
     kind = found.pop("type", None)
-    if kind is not None:
-        found.setdefault("rope_type", kind)
-    return found
+    # A config that transformers saved again says `mrope` in the one word and `default` in the other.
+    if kind not in (None, "mrope", found.get("rope_type", kind)):
+        raise ExportError(
+            f"{where}: expected one type of RoPE, found rope_type {found['rope_type']} and type {kind}; engines read "
+            "either, so correct the wrong one"
+        )
+    return found if kind is None else {"rope_type": kind, **found}

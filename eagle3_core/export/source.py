@@ -83,7 +83,7 @@ def open_source(directory: Path) -> Source:
     config_file = OWN_CONFIG if own else CONFIG
     files = _own_files(directory) if own else _model_files(directory)
     tensors = _tensors(directory, files)
-    if len(files) > 1 and not own:
+    if not own and (directory / INDEX).is_file():
         _check_index(directory, tensors)
     return Source(directory, config_file, read_json(directory / config_file), tensors, files)
 
@@ -95,14 +95,27 @@ def read_json(path: Path) -> dict[str, Any]:
         ExportError: there is none.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_once, parse_constant=_number)
     except FileNotFoundError:
         raise ExportError(f"{path}: expected the drafter's config, found none; copy it beside the weights") from None
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise ExportError(f"{path}: expected JSON, found damage ({error}); copy it again") from None
     if not isinstance(values, dict):
         raise ExportError(f"{path}: expected a JSON object, found {type(values).__name__}; copy it again")
     return values
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object whose keys are each there once: of two, readers take the last without a word."""
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)} twice")
+    return values
+
+
+def _number(name: str) -> float:
+    raise ValueError(f"{name}, which is no number")
 
 
 def _own_files(directory: Path) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from pydantic import Field, model_validator
 from eagle3_core.config import DrafterConfig, Section
 from eagle3_core.errors import ConfigError, TargetError
 from eagle3_core.model.latent_sizes import LatentSizes, attention_shapes, check_latent_rope, latent_sizes
+from eagle3_core.model.rope_kinds import check_rope
 
 CONFIG_FILE = "drafter_config.json"
 
-KNOWN_ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 MHA_OF_MLA_HEAD_DIM = 128
 """Width every attention kernel of the engines has, for drafters of MLA targets that attend as Llama does."""
 SCALED_LOGITS = ("final_logit_softcapping", "logits_scaling", "logit_scale", "embedding_multiplier")
@@ -50,8 +50,6 @@ class DrafterArchitecture(Section):
     def _heads_divide(self) -> Self:
         if self.num_heads % self.num_kv_heads:
             raise ValueError(f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads evenly")
-        if self.rope_parameters.get("rope_type", "default") not in KNOWN_ROPE_TYPES:
-            raise ValueError(f"rope type {self.rope_parameters['rope_type']!r} is not one of {KNOWN_ROPE_TYPES}")
         if self.mla is not None:
             if (self.num_kv_heads, self.head_dim) != (self.num_heads, self.mla.head_dim):
                 raise ValueError(
@@ -59,6 +57,7 @@ class DrafterArchitecture(Section):
                     f"{self.num_kv_heads} of {self.head_dim}"
                 )
             check_latent_rope(self.rope_parameters)
+        check_rope(self.rope_parameters)
         return self
 
     @property

@@ -60,7 +60,7 @@ def parse_header(raw: bytes, size: int) -> dict[str, TensorHeader]:
     length = len(raw)
     try:
         tensors = {name: _tensor(item, 8 + length) for name, item in json.loads(raw).items() if name != "__metadata__"}
-    except (ValueError, AttributeError, KeyError, TypeError):
+    except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
         raise ValueError("expected a safetensors header, found damage") from None
     end = 8 + length
     for name, tensor in sorted(tensors.items(), key=lambda pair: pair[1].start):

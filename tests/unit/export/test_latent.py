@@ -103,13 +103,13 @@ def test_keys_and_shapes_are_strict(changes, said, tmp_path):
 
 @pytest.mark.parametrize(("config", "said"), [
     ({"q_lora_rank": None}, "q_lora_rank"),
-    ({"kv_lora_rank": 0}, "kv_lora_rank: expected at least 1"),
+    ({"kv_lora_rank": 0}, "kv_lora_rank: expected a whole number from 1 on, found 0"),
     ({"model_type": "llama"}, "model_type: expected deepseek_v2 or deepseek_v3 or kimi_k2, found 'llama'"),
     ({"rope_interleave": False}, "rope_interleave: expected True, found False"),
     ({"mla_use_nope": True}, "mla_use_nope: expected False"),
     ({"mla_use_output_gate": True}, "mla_use_output_gate: expected False"),
     ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "expected default or yarn, found linear"),
-    ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "expected original_max_position_embeddings, found none"),
+    ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "'original_max_position_embeddings', found none"),
     ({"rope_scaling": {"type": "yarn", **tiny.YARN, "attn_factor": 2.0}}, "found attn_factor"),
     ({"architectures": ["LlamaForCausalLMEagle3"]}, "found a mixture"),
 ])  # fmt: skip

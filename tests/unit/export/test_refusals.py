@@ -222,8 +222,43 @@ def test_rope_in_two_spellings_that_differ(tmp_path, refused):
 
 
 def test_yarn_is_nothing_eagles_own_code_reads(tmp_path, refused):
-    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0}}
-    assert "RoPE type" in refused(drafter(tmp_path, config=rope), "eagle")
+    rope = {"rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}}
+    assert "RoPE type for eagle" in refused(drafter(tmp_path, config=rope), "eagle")
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+@pytest.mark.parametrize(
+    ("scaled", "said"),
+    [({"factor": 2.0}, "RoPE type default: expected rope_theta, found factor"),
+     ({"rope_type": "linear"}, "expected the key 'factor', found none"),
+     ({"rope_type": "linear", "facter": 2.0}, "expected the key 'factor', found none"),
+     ({"rope_type": "yarn", "factor": 4.0}, "expected the key 'original_max_position_embeddings', found none"),
+     ({**YARN, "factor": None}, "expected the key 'factor', found none"),
+     ({"rope_type": "llama3", "factor": 8.0}, "expected the key 'original_max_position_embeddings', found none"),
+     ({**YARN, "beta_fats": 32}, "found beta_fats, which is not read there"),
+     ({**YARN, "attn_factor": 2.0}, "found attn_factor, which is not read there"),
+     ({**YARN, "type": "linear"}, "expected one type of RoPE, found rope_type yarn and type linear"),
+     ({**YARN, "mrope_section": [1, 1]}, "found mrope_section, which is not read there"),
+     ({"rope_type": "dynamic", "factor": 2.0}, "found dynamic"),
+     ({"rope_type": "longrope", "factor": 2.0}, "found longrope"),
+     ({**YARN, "factor": "4"}, "factor of RoPE: expected a number above 0, found '4'"),
+     ({**YARN, "factor": 0}, "factor of RoPE: expected a number above 0, found 0"),
+     ({**YARN, "attention_factor": "1"}, "attention_factor of RoPE: expected a number above 0, found '1'"),
+     ({**YARN, "mscale": -1.0}, "mscale of RoPE: expected a number above 0"),
+     ({**YARN, "truncate": 1}, "truncate of RoPE: expected true or false, found 1"),
+     ({"sliding_attention": {"rope_theta": 1e4}}, "found sliding_attention, which is not read there")],
+)  # fmt: skip
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_rope_of_which_a_reader_would_guess_or_skip_something(key, scaled, said, tmp_path, refused):
+    assert said in refused(drafter(tmp_path, config={key: scaled}))
+
+
+def test_a_setting_of_rope_that_is_null_or_nothing_is_none(tmp_path):
+    rope = {"rope_scaling": {**YARN, "attention_factor": None, "mscale": 0, "mscale_all_dim": 0.0}}
+    made = tiny.read_config(remap(drafter(tmp_path, config=rope), tmp_path / "out", "sglang").out)
+    assert made["rope_scaling"] == {**YARN, "mscale": 0, "mscale_all_dim": 0.0, "rope_theta": 5e5}
 
 
 @pytest.mark.parametrize(
@@ -363,6 +398,12 @@ def test_a_config_of_ours_with_other_weights(tmp_path, refused):
     assert "eagle3.dialect is sglang" in refused(drafter(tmp_path, "vllm", block))
 
 
+def test_a_config_of_ours_that_is_said_to_be_another_dialects(tmp_path, refused):
+    made = remap(drafter(tmp_path, "vllm"), tmp_path / "made", "sglang-new", target=tiny.target()).out
+    assert "--from is modelopt: expected sglang-new" in refused(made, told="modelopt")
+    assert remap(made, tmp_path / "again", "vllm", told="sglang-new").out.exists()
+
+
 def test_a_config_of_ours_whose_ids_were_edited(tmp_path, refused):
     made = remap(drafter(tmp_path), tmp_path / "made", "vllm", target=tiny.target()).out
     config = tiny.read_config(made)
@@ -407,6 +448,73 @@ def test_the_way_shown_converts_it(tmp_path):
 @pytest.fixture
 def shards(tmp_path):
     return tiny.shard(drafter(tmp_path), 3)
+
+
+SIZE, FLAG, NAMES = "a whole number from 1 on", "true or false", "a list of names"
+OF_ANOTHER_KIND = {
+    "hidden_size": ([0, "16", 16.0, True, []], SIZE), "sliding_window": ([-1, "64"], SIZE),
+    "num_aux_hidden_states": ([0, []], SIZE), "draft_vocab_size": ([0, False], SIZE),
+    "max_position_embeddings": (["512", True], SIZE), "rms_norm_eps": (["1e-5", True, []], "a number"),
+    "rope_theta": (["10000", [1e4]], "a number"), "norm_output": (["false", 0, 1], FLAG),
+    "fc_norm": (["false"], FLAG), "tie_word_embeddings": (["false", 0], FLAG), "attention_bias": ([0], FLAG),
+    "use_sliding_window": (["false"], FLAG), "eagle_config": ([[], "x", 1], "an object"),
+    "eagle3": ([[1], "x"], "an object"), "rope_scaling": (["yarn", [1]], "an object"),
+    "architectures": (["LlamaForCausalLMEagle3", [None]], NAMES), "layer_types": (["full_attention"], NAMES),
+    "model_type": ([["llama"]], "a name"), "bos_token_id": (["1", True, [None]], "a token id or a list of them"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "what"),
+    [(key, value, what) for key, (values, what) in OF_ANOTHER_KIND.items() for value in values],
+)
+def test_a_value_of_another_kind_than_its_key_has(key, value, what, tmp_path, refused):
+    """Read by Python's rules, "false" would be true, and 0 or an empty list the default."""
+    line = refused(drafter(tmp_path, config={key: value}))
+    assert f"config.json: {key}: expected {what}, found {value!r}" in line
+
+
+@pytest.mark.parametrize(
+    ("inner", "what"),
+    [({"transformer_layer_config": tiny.llama(num_attention_heads=0)}, f"num_attention_heads: expected {SIZE}"),
+     ({"eagle_config": {"norm_before_fc": "no"}}, f"norm_before_fc: expected {FLAG}"),
+     ({"eagle_aux_hidden_state_layer_ids": ["2", "4", "5"]}, "layer_ids: expected a list of whole numbers"),
+     ({"eagle3": {"target_layers": "8"}}, f"target_layers: expected {SIZE}"),
+     ({"speculators_config": {"verifier": "the target"}}, "verifier: expected an object")],
+)  # fmt: skip
+def test_a_value_of_another_kind_within(inner, what, tmp_path, refused):
+    assert what in refused(drafter(tmp_path, "speculators", inner))
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [('{"hidden_size": 8, ', "the key hidden_size twice"), ('{"rope_theta": Infinity, "x": ', "Infinity, which is no"),
+     ("[" * 100_000, "found damage")],
+)  # fmt: skip
+def test_json_that_readers_take_differently(text, said, tmp_path, refused):
+    source = drafter(tmp_path)
+    path = source / "config.json"
+    path.write_text(text + path.read_text().removeprefix("{" if text.startswith('{"hidden') else ""))
+    assert said in refused(source)
+
+
+def test_a_header_nested_without_end(tmp_path, refused):
+    source = drafter(tmp_path)
+    (source / "model.safetensors").write_bytes((100_000).to_bytes(8, "little") + b"[" * 100_000)
+    assert "expected a safetensors header, found damage" in refused(source)
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": None}, {"vocab_size": None}, {"architectures": "Llama"}])
+def test_a_target_that_does_not_say_what_is_compared(change, tmp_path, refused):
+    line = refused(drafter(tmp_path), target=tiny.target(**change))
+    assert f"the target: expected {next(iter(change))} in" in line or "architectures: expected a list" in line
+
+
+def test_an_index_beside_the_one_file_it_is_not_of(tmp_path, refused):
+    source = drafter(tmp_path)
+    index = {"weight_map": {"fc.weight": "model.safetensors"}}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert "the index is not of these files" in refused(source)
 
 
 def test_a_shard_that_is_not_there(shards, refused):

@@ -178,10 +178,23 @@ def test_a_file_where_the_output_should_go_is_not_replaced(tmp_path):
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_the_source_is_no_output(tmp_path):
+@pytest.mark.parametrize("out", ["x/../in", "in/out", "in/deep/out"])
+def test_the_source_is_no_output_and_has_none_in_it(out, tmp_path):
     source = tiny.write(tmp_path / "in", "vllm")
-    with pytest.raises(ExportError, match="another directory than the source"):
-        go(source, tmp_path / "x" / ".." / "in", "sglang")
+    before = tiny.content(source)
+    with pytest.raises(ExportError, match="expected a directory outside the source"):
+        go(source, tmp_path / out, "sglang")
+    assert tiny.content(source) == before
+    assert not go(source, tmp_path / "in-sglang", "sglang").already
+
+
+def test_what_a_dead_run_left_is_found_whatever_the_outputs_name_and_nobody_elses_is(tmp_path):
+    source, others = tiny.write(tmp_path / "in", "vllm"), tmp_path / ".ab.01234567.tmp"
+    others.mkdir()
+    (tmp_path / ".a[b]*.01234567.tmp").mkdir()
+    go(source, tmp_path / "a[b]*", "sglang")
+    go(source, tmp_path / "*", "sglang")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["*", others.name, "a[b]*", "in"]
 
 
 def test_a_run_that_dies_while_writing_leaves_no_output_and_the_next_one_sweeps_up(tmp_path):

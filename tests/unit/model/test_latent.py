@@ -98,7 +98,7 @@ def test_a_parameter_has_the_shape_that_is_announced():
     ({**TARGET, "q_lora_rank": None}, {}, r"expected q_lora_rank of the .*; set it under drafter"),
     ({**TARGET, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, {}, "expected default or yarn, found llama3"),
     ({**TARGET, "rope_scaling": {**YARN, "attention_factor": 2.0}}, {}, "found attention_factor"),
-    ({**TARGET, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {}, "original_max_position_embeddings, found"),
+    ({**TARGET, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, {}, "original_max_position_embeddings', found"),
 ])  # fmt: skip
 def test_what_the_class_of_sglang_would_not_compute_is_refused(target, wanted, said):
     with pytest.raises(ConfigError, match=said):

@@ -39,7 +39,7 @@ def test_what_the_recipe_leaves_open_is_the_targets():
 def test_sizes_that_do_not_fit_are_refused():
     with pytest.raises(ConfigError, match="num_kv_heads too"):
         derive(num_heads=3)
-    with pytest.raises(ConfigError, match=r"rope type 'longrope'"):
+    with pytest.raises(ConfigError, match=r"RoPE type: expected default .*, found longrope"):
         derive({**CONFIG, "rope_scaling": {"rope_type": "longrope"}})
 
 
