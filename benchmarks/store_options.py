@@ -13,6 +13,7 @@ import argparse
 import contextlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from eagle3_core.data.features import FeatureSet
 from eagle3_core.storage import load
 from eagle3_core.train.distributed import Ranks
 from eagle3_core.train.job import TrainJob
-from eagle3_core.train.labels import Labels
+from eagle3_core.train.learner import Learner
 from eagle3_core.train.prepare import build_job
 from eagle3_core.train.request import TrainRequest
 from eagle3_core.train.validate import validate
@@ -54,9 +55,10 @@ def job_of(pipeline: Pipeline) -> TrainJob:
 
 def tau_on(reference: TrainJob, checkpoint: Path) -> float:
     """Return tau of a trained drafter on the reference's held-out samples."""
-    drafter, head = reference.build(torch.device("cpu"))
-    drafter.load_state_dict(load_file(checkpoint))
-    return validate(reference, drafter, Labels(head, reference.dtype), Ranks.alone()).score
+    learner = Learner.of(replace(reference, start=load_file(checkpoint)), Ranks.alone())
+    found = validate(reference, learner, Ranks.alone(), lambda: False)
+    assert found is not None  # nobody stops it
+    return found.score
 
 
 def teacher_moved(reference: FeatureSet, other: FeatureSet, head: torch.Tensor) -> tuple[float, float]:
