@@ -27,9 +27,9 @@ FIELDS: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What the form offers, by section. The rest of a configuration is a recipe's business, or goes in `overrides`."""
 
-_NUMBER = r"[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?"
-_NUMBER_AS_TEXT = rf"^{_NUMBER}$"
-_NUMBERS_AS_TEXT = rf"^\[?\s*{_NUMBER}(\s*,\s*{_NUMBER})*\s*\]?$"
+_NUMBER_AS_TEXT = r"^[-+]?[0-9]*\.?[0-9]+([eE][-+]?[0-9]+)?$"
+_NUMBERS_AS_TEXT = r"^[-+0-9.eE, \[\]]+$"
+"""Airflow shows it to whom it refuses; what gets through and is no number is told by the configuration in one line."""
 
 
 def run_params(**defaults: str) -> dict[str, Param]:
@@ -95,8 +95,9 @@ def _param(key: str, section: str, default: str | None = None) -> Param:
         kept |= {"pattern": _NUMBER_AS_TEXT, "examples": _examples(kept, schema.get("default"))}
         types = ["string", "number", "null"]
     elif kind == "array":
-        # Airflow's form takes several numbers as JSON alone, and no single one: text again. Either by the API.
-        kept |= {"items": schema["items"], "pattern": _NUMBERS_AS_TEXT}
+        # Airflow's form would ask for one a line, and its API refuse a single one: text again, and either by the API.
+        first = ", ".join(f"{one:g}" for one in schema["default"])
+        kept |= {"items": schema["items"], "pattern": _NUMBERS_AS_TEXT, "examples": [first]}
         types = ["string", schema["items"]["type"], "array", "null"]
     else:
         types = ["null", kind]
