@@ -44,12 +44,8 @@ Floats = npt.NDArray[np.float64]
 class Walk:
     """Tokens answered and the verify passes that took: counted, or to be expected."""
 
-    completion_tokens: int = 0
-    verify_passes: float = 0
-
-    def __add__(self, other: Walk) -> Walk:
-        """Pool two walks."""
-        return Walk(self.completion_tokens + other.completion_tokens, self.verify_passes + other.verify_passes)
+    completion_tokens: int
+    verify_passes: float
 
     @classmethod
     def pool(cls, walks: Iterable[Walk]) -> Self:

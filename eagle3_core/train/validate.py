@@ -196,9 +196,7 @@ def by_answer(batch: Batch, values: torch.Tensor) -> list[list[torch.Tensor]]:
 
 def _walks(answers: list[torch.Tensor], depth: int, max_tokens: int) -> list[tuple[int, float]]:
     accepted = [answer.tolist() for answer in answers]
-    pooled = [
-        sum((chain_walk(answer, steps, max_tokens) for answer in accepted), Walk()) for steps in range(1, depth + 1)
-    ]
+    pooled = [Walk.pool(chain_walk(answer, steps, max_tokens) for answer in accepted) for steps in range(1, depth + 1)]
     return [(walk.completion_tokens, walk.verify_passes) for walk in pooled]
 
 

@@ -130,15 +130,18 @@ def test_the_nested_config_is_what_vllm_reads(tmp_path):
     }
 
 
-def test_another_number_of_aux_states_stands_where_vllm_reads_it(tmp_path):
+@pytest.mark.parametrize("ids", [[1, 3], [1, 2, 3, 4]])
+def test_another_number_of_aux_states_stands_where_vllm_reads_it_and_eagle_has_none(ids, tmp_path):
     """vLLM 0.33.0 copies neither it nor the ids' number out of the outer config, and makes fc for three states."""
     values = tiny.tensors("sglang")
-    values["fc.weight"] = values["fc.weight"][:, : 2 * tiny.D].contiguous()
-    source = tiny.write(tmp_path / "in", "sglang", values, eagle_config={"eagle_aux_hidden_state_layer_ids": [1, 3]})
+    values["fc.weight"] = torch.ones(tiny.D, len(ids) * tiny.D).bfloat16()
+    source = tiny.write(tmp_path / "in", "sglang", values, eagle_config={"eagle_aux_hidden_state_layer_ids": ids})
     out = remap(source, tmp_path / "out", "speculators", target=tiny.target()).out
-    assert tiny.read_config(out)["transformer_layer_config"]["num_aux_hidden_states"] == 2
+    assert tiny.read_config(out)["transformer_layer_config"]["num_aux_hidden_states"] == len(ids)
     back = tiny.read_config(remap(out, tmp_path / "back", "sglang").out)
-    assert back["num_aux_hidden_states"] == 2
+    assert back["num_aux_hidden_states"] == len(ids)
+    with pytest.raises(ExportError, match=rf"aux states for eagle: expected 3, found {len(ids)}"):
+        remap(source, tmp_path / "eagle", "eagle", target=tiny.target())
 
 
 def test_a_proposal_of_the_source_is_kept(tmp_path):

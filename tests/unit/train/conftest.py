@@ -41,7 +41,7 @@ class MemoryFeatures:
         return self.samples[index]
 
 
-def tiny_job(features, **changes):
+def tiny_job(features, lengths=(64,), **changes):
     sizes = DrafterArchitecture(
         hidden_size=D, intermediate_size=24, num_heads=2, num_kv_heads=1, head_dim=8, rms_norm_eps=1e-5,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0}, max_position_embeddings=64, vocab_size=V,
@@ -52,7 +52,7 @@ def tiny_job(features, **changes):
         "precision": "float32", "validations": 2, "checkpoint_every_s": 1e9, "nproc": 1, **changes,
     })  # fmt: skip
     evaluation = EvaluationConfig(shapes=(DraftShape.from_name("2/1/3"), DraftShape.from_name("5/1/6")),
-                                  primary="5/1/6", max_new_tokens=64)  # fmt: skip
+                                  primary="5/1/6", max_new_tokens=lengths)  # fmt: skip
     ids = tuple(sorted({*range(0, V, 2), 1, 3, 5, 7}))[:U]
     target = TargetWeights(features.states, features.head, torch.ones(D))
     return TrainJob(training, evaluation, sizes, features, target, ids)

@@ -35,10 +35,18 @@ def by_definition(job, learner, samples):
                     taken.setdefault(slot + 1, []).append(product[row])
                     valid[k] += 1
                     likely[k] += product[row]
-        (first, *_), tokens = sample.loss_mask.nonzero().flatten().tolist(), int(sample.loss_mask.sum())
-        reached = [taken.get(first + at, []) for at in range(tokens)]
-        passes.append([mean_passes(reached, steps, job.evaluation.max_new_tokens[0]) for steps in range(1, depth + 1)])
+        reached, longest = [], job.evaluation.max_new_tokens[0]
+        for begin, end in answers_of(sample):
+            reached.append([taken.get(at, []) for at in range(begin, end)])
+        passes.append([sum(mean_passes(one, steps, longest) for one in reached) for steps in range(1, depth + 1)])
     return valid, likely, passes
+
+
+def answers_of(sample):
+    """Return begin and end of each run of the loss mask."""
+    mask = sample.loss_mask.tolist()
+    begins = [at for at, own in enumerate(mask) if own and not (at and mask[at - 1])]
+    return [(at, at + [*mask[at:], False].index(False)) for at in begins]
 
 
 def mean_passes(reached, steps, longest, known=1):
@@ -53,17 +61,19 @@ def mean_passes(reached, steps, longest, known=1):
     )
 
 
-@pytest.mark.parametrize("at_once", [judge.AT_ONCE, 4 * 24 * 5])
+@pytest.mark.parametrize(("at_once", "lengths"), [(judge.AT_ONCE, (64,)), (4 * 24 * 5, (8, 64))])
 def test_what_is_accepted_at_temperature_1_is_what_the_target_would_have_written(
-    make_job, features, monkeypatch, at_once
+    make_job, features, monkeypatch, at_once, lengths
 ):
+    """The first length decides, and is the one replayed; an answer of one token needs no verify pass and counts not."""
     monkeypatch.setattr(judge, "AT_ONCE", at_once)
     for sample in features.samples:
+        sample.loss_mask[1] = True
         last = sample.last_hidden_state.mul_(
             0.1
         )  # a target that is not sure, and sometimes of tokens the drafter lacks
         sample.aux_hidden_states[:, -last.shape[1] :] = last.roll(-1, 0)
-    job = make_job()
+    job = make_job(lengths)
     learner = Learner.of(job, Ranks.alone())
     found = validate(job, learner, Ranks.alone(), lambda: False)
     assert found.held_out.greedy.valid != found.trained.greedy.valid
@@ -72,13 +82,17 @@ def test_what_is_accepted_at_temperature_1_is_what_the_target_would_have_written
         assert list(figures.sampling.valid) == valid
         assert figures.sampling.correct == pytest.approx(likely, rel=1e-5)
         assert figures.sampling.tau(5) == pytest.approx(1 + sum(p / v for p, v in zip(likely, valid, strict=True)))
-        names = [job.features.sample_ids[sample] for sample in samples]
-        for name, wanted in zip(names, passes, strict=True):
+        place = {job.features.sample_ids[sample]: sample for sample in samples}
+        for name, wanted in zip(place, passes, strict=True):
             walks = figures.walks_sampling[name]
             assert [walk.verify_passes for walk in walks] == pytest.approx(wanted, rel=1e-5)
-            assert walks[0].completion_tokens == figures.walks[name][0].completion_tokens
+            served = [min(end - begin, lengths[0]) for begin, end in answers_of(job.features.read(place[name]))]
+            assert min(served) == 1
+            assert walks[0].completion_tokens == sum(tokens for tokens in served if tokens > 1)
+            assert figures.walks[name][0].completion_tokens == walks[0].completion_tokens
     assert 1.2 < found.held_out.sampling.tau(5) < 5
     report = found.report()
+    assert report["max_tokens"] == lengths[0]
     assert 1 < report["by_depth"][2]["tau_chain_sampling"] == TrainerFigures(report).tau_chain(3, sampling=True)
     assert report["by_depth"][2]["tau_chain_sampling"] != report["by_depth"][2]["tau_chain"]
     assert not set(job.held_out) & set(job.probe)
