@@ -160,7 +160,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
         "layer_ids": ids or None,
         "num_aux": aux,
         "numbering": dialect.numbering,
-        "tied": bool(config.get("tie_word_embeddings", inner.get("tie_word_embeddings", False))),
+        "tied": bool(config.get("tie_word_embeddings", False)),
         "norm_before_residual": _norm_before_residual(config, dialect, where),
         "norm_output": _norm_output(config, dialect, where),
         "norm_before_fc": bool((eagle or {}).get("norm_before_fc", config.get("norm_before_fc", False))),
@@ -178,7 +178,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
     return values
 
 
-_TARGETS = ("num_hidden_layers", "sliding_window", "layer_types")
+_TARGETS = ("num_hidden_layers", "sliding_window")
 _OUTER = ("draft_vocab_size", "target_hidden_size", "bos_token_id", "eos_token_id")
 
 

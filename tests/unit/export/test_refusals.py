@@ -177,8 +177,9 @@ def test_a_sliding_window_is_ignored_by_sglang_and_so_refused(tmp_path, refused)
     ] == 64  # fmt: skip
 
 
-def test_a_sliding_window_that_is_off_is_none(tmp_path):
-    source = drafter(tmp_path, config={"sliding_window": 4096, "use_sliding_window": False})
+@pytest.mark.parametrize("off", [{"use_sliding_window": False}, {"layer_types": ["full_attention"]}])
+def test_a_sliding_window_that_is_off_is_none(off, tmp_path):
+    source = drafter(tmp_path, config={"sliding_window": 4096, **off})
     assert "sliding_window" not in tiny.read_config(remap(source, tmp_path / "out", "sglang").out)
 
 
@@ -210,6 +211,19 @@ def test_our_own_config_without_its_rope_theta(tmp_path, refused):
 def test_norms_the_config_does_not_mention(tmp_path, refused):
     source = drafter(tmp_path, input_norm__weight=torch.ones(3 * tiny.D).bfloat16())
     assert "input_norm.weight" in refused(source)
+
+
+def test_a_norm_that_the_config_mentions_within_or_at_top(tmp_path):
+    norm = {"input_norm.weight": torch.ones(3 * tiny.D).bfloat16()}
+    said = {"norm_before_fc": True}
+    for name, config in (("top", said), ("within", {"eagle_config": said})):
+        source = drafter(tmp_path / name, config=config, **norm)
+        assert tiny.read_config(remap(source, tmp_path / f"{name}-out", "sglang").out)["norm_before_fc"] is True
+
+
+def test_fewer_layer_ids_than_aux_states(tmp_path, refused):
+    ids = {"num_aux_hidden_states": 3, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 3]}}
+    assert "expected 3 layer ids (num_aux_hidden_states), found [1, 3]" in refused(drafter(tmp_path, config=ids))
 
 
 def test_norms_the_config_asks_for(tmp_path, refused):
