@@ -41,8 +41,9 @@ def test_rope_is_read_in_every_spelling(rope, spelling):
     assert read_rope(config, "here") == rope
 
 
-def test_multimodal_sections_are_plain_rope_for_text():
-    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2]}, "rope_theta": 1e6}
+@pytest.mark.parametrize("saved_again", [{}, {"rope_type": "default"}])
+def test_multimodal_sections_are_plain_rope_for_text(saved_again):
+    rope = {"rope_scaling": {"type": "mrope", "mrope_section": [1, 2], **saved_again}, "rope_theta": 1e6}
     assert read_rope(rope, "here") == {"rope_type": "default", "rope_theta": 1e6}
 
 

@@ -1,11 +1,13 @@
 """What is refused, by name and in one line, and that nothing is left behind."""
 
 import json
+import shutil
 
 import pytest
 import torch
 
-from eagle3_core.errors import ExportError
+from eagle3_core.errors import ExportError, StorageFullError
+from eagle3_core.export.plan import TargetFacts
 from eagle3_core.export.remap import remap
 from tests.unit.export import tiny
 
@@ -343,6 +345,33 @@ def test_a_drafter_narrower_than_the_target_is_refused_with_both_numbers(tmp_pat
 def test_a_target_that_is_another(change, shown, tmp_path, refused):
     remap(drafter(tmp_path), tmp_path / "vllm", "vllm", target=tiny.target())
     assert shown in refused(tmp_path / "vllm", target=tiny.target(**change))
+
+
+def test_a_target_of_another_fingerprint(tmp_path, refused):
+    other = TargetFacts(tiny.TARGET, "the target", lambda: "b" * 64)
+    assert "for the fingerprint bbb" in refused(drafter(tmp_path, "own"), target=other)
+
+
+@pytest.mark.parametrize("alone", ["d2t", "t2d"])
+def test_one_map_of_a_full_vocabulary_alone(alone, tmp_path, refused):
+    values = tiny.tensors("sglang", range(tiny.V))
+    del values[{"d2t": "t2d", "t2d": "d2t"}[alone]]
+    source = tiny.write(tmp_path / "in", "sglang", values, draft_vocab_size=tiny.V)
+    assert f"expected {'t2d' if alone == 'd2t' else 'd2t'}, found none" in refused(source, told="sglang")
+
+
+def test_another_number_of_aux_states_than_the_config_says(tmp_path, refused):
+    config = {"num_aux_hidden_states": 2, "eagle_config": None}
+    assert "fc.weight: expected shape (16, 32)" in refused(drafter(tmp_path, config=config))
+
+
+def test_a_disk_without_room_is_found_before_anything_is_written(tmp_path, monkeypatch):
+    source = drafter(tmp_path)
+    total = sum(value.nbytes for value in tiny.tensors("sglang").values())
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: shutil._ntuple_diskusage(0, 0, total - 1))
+    with pytest.raises(StorageFullError, match=rf"expected {total:,} bytes free, found {total - 1:,}; free space"):
+        remap(source, tmp_path / "out", "sglang", target=tiny.target())
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
 def test_layer_ids_whose_target_is_not_known(tmp_path, refused):
