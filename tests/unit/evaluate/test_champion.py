@@ -79,6 +79,24 @@ def test_too_few_passes_leave_a_speed_unknown_and_deciding_nothing(repeats):
     assert (slower.word, slower.decided[0]) == ("better", "acceptance length")
 
 
+def test_a_prompt_that_lacks_a_pass_takes_none_from_the_others():
+    ours, theirs = side([20] * 10, [0.5] * 10), side([20] * 10)
+    found = compare_drafters("s", [one for one in ours if one.id != "p0" or one.repeat < 2], theirs)
+    assert (found.passes, found.speed.word) == (4, "better")
+
+
+@pytest.mark.parametrize(("prompts", "student"), [(4, 3.18), (5, 2.78), (16, 2.13)])
+def test_the_interval_of_few_prompts_is_students(prompts, student):
+    """Of equal answers that need a little more or less: t times the standard error of the logarithm."""
+    widths = []
+    for seed in range(6):
+        more = np.random.default_rng(seed).normal(size=prompts) * 0.01
+        found = compare_drafters("s", side(np.rint(1e5 * np.exp(more)).astype(int).tolist()), side([100_000] * prompts))
+        wide = np.log(found.acceptance.high / found.acceptance.low) / 2
+        widths.append(wide / (student * more.std(ddof=1) / prompts**0.5))
+    assert np.mean(widths) == pytest.approx(1, abs=0.035)
+
+
 def test_each_domain_has_its_own_figures():
     found = compare_drafters(
         "s", side([20, 20, 30], domains=["a", "a", "b"]), side([30, 30, 30], domains=["a", "a", "b"])
