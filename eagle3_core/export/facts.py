@@ -141,7 +141,7 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
     if dialect.targets_config:
         inner = {name: value for name, value in inner.items() if name not in _TARGETS}
     eagle = config.get("eagle_config") if isinstance(config.get("eagle_config"), dict) else {}
-    merged = {**inner, **{name: config[name] for name in _OUTER if name in config}}
+    merged = {**inner, **{name: config[name] for name in _OUTER if config.get(name) is not None}}
     _refuse(merged, eagle or {}, where, mla=mla)
     defaults = LLAMA_DEFAULTS if merged.get("model_type") == "llama" else {}
     given = merged.keys() | read_rope(merged, where).keys()
@@ -179,7 +179,9 @@ def _values(config: Mapping[str, Any], dialect: Dialect, where: str, *, mla: boo
 
 
 _TARGETS = ("num_hidden_layers", "sliding_window")
-_OUTER = ("draft_vocab_size", "target_hidden_size", "bos_token_id", "eos_token_id")
+_OUTER = ("draft_vocab_size", "target_hidden_size", "bos_token_id", "eos_token_id", "quantization_config",
+          "parallel_drafting")  # fmt: skip
+_OURS = {"dialect", "aux_layers", "target_class", "target_layers", "target_sha256"}
 
 
 def _sizes(config: Mapping[str, Any], *, mla: bool) -> dict[str, Any]:
@@ -263,6 +265,9 @@ def _window(config: Mapping[str, Any]) -> int | None:
 
 def _declared_layers(values: dict[str, Any], block: Mapping[str, Any], where: str) -> None:
     """Check our own block's layers against the ids an engine reads; they were written together."""
+    if strange := sorted(set(block) - _OURS):
+        raise ExportError(f"{where}: {BLOCK}: expected {', '.join(sorted(_OURS))}, found {strange[0]}; it is of a "
+                          "newer version, or edited: write it with this one")  # fmt: skip
     declared = block.get("aux_layers")
     if declared is None:
         return

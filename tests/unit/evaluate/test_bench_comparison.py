@@ -12,7 +12,7 @@ from eagle3_core.evaluate.bench.endpoint import facts_of
 from eagle3_core.evaluate.bench.results import BenchRun, Passes, summarise_cell
 from eagle3_core.evaluate.bench.stream import StreamedAnswer, looping
 from eagle3_core.evaluate.bench.verdict import verdict
-from eagle3_core.evaluate.bench.versus import compare
+from eagle3_core.evaluate.bench.versus import break_even, compare
 
 TOKENS, TTFT = 61, 0.1
 INFO = {"version": "1", "dtype": "float32"}
@@ -93,6 +93,19 @@ def test_at_break_even_the_speeds_are_equal():
     assert row.break_even == pytest.approx(row.acceptance_length) == pytest.approx(61 / 20)
     assert row.cost_ratio == pytest.approx(3.0)
     assert row.word == "no difference shown"
+
+
+def test_where_the_first_token_comes_too_late_no_acceptance_length_breaks_even():
+    late = run(Pace({1: 0.001}, per_pass=3)).cells[0].model_copy(update={"ttft_mean_s": 0.71})
+    theirs = run(Pace({1: 0.010})).cells[0]
+    assert theirs.ttft_mean_s + (TOKENS - 1) * theirs.step_s == pytest.approx(0.7)
+    assert break_even(late, theirs) is None
+
+
+def test_of_the_load_generators_passes_the_busiest_is_told():
+    cell = Cell(1, TOKENS)
+    passes = Passes(answers=run(PLAIN).answers_at(cell), wall_s=[10.0] * 3, client_busy=[0.2, 0.9, 0.4])
+    assert summarise_cell(cell, passes, speculating=False).client_busy == 0.9
 
 
 def test_noise_gives_a_wide_interval_and_no_verdict():

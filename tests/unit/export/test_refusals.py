@@ -196,6 +196,16 @@ def test_a_config_these_parameters_cannot_serve(config, tmp_path, refused):
     assert name in refused(drafter(tmp_path, config=config))
 
 
+@pytest.mark.parametrize("config", [{"quantization_config": {"bits": 4}}, {"parallel_drafting": True}])
+def test_what_a_nested_config_says_at_top_that_these_parameters_cannot_serve(config, tmp_path, refused):
+    assert f"{next(iter(config))}: expected" in refused(drafter(tmp_path, "speculators", config))
+
+
+def test_a_block_of_ours_with_what_this_version_does_not_know(tmp_path, refused):
+    block = {"eagle3": {"dialect": "sglang", "rotated": True}}
+    assert "eagle3: expected aux_layers, dialect, target_class" in refused(drafter(tmp_path, config=block))
+
+
 def test_a_size_that_is_not_there(tmp_path, refused):
     assert "'intermediate_size'" in refused(drafter(tmp_path, config={"intermediate_size": None}))
 
