@@ -280,6 +280,18 @@ def test_each_repeat_visits_all_points_and_starts_elsewhere():
     assert orders == [[1, 2, 4, 8], [4, 8, 1, 2]]
 
 
+def test_two_servers_take_turns_in_being_first(serve):
+    told = []
+    urls = [serve(Fake()), serve(Fake(speculating=False, per_chunk=1))]
+    plan = PLAN.model_copy(update={"concurrency": (1, 2), "repeats": 2})
+    bench(urls, PROMPTS[:2], plan, Hooks(phase=told.append))
+    passes = [text for text in told if ", pass " in text]
+    assert ["EAGLE3" in text for text in passes] == [True, False, False, True, False, True, True, False]
+    assert [text.partition(", ")[2] for text in passes[::2]] == [
+        "1 in flight, pass 1", "2 in flight, pass 1", "2 in flight, pass 2", "1 in flight, pass 2",
+    ]  # fmt: skip
+
+
 def test_a_run_asks_what_its_configuration_counts(serve, flow, put_in, monkeypatch):
     """The stage `evaluate` over HTTP: no speculation, one shape and one pretended length, each at its own points."""
     grid = {"shapes": ["3/1/4"], "primary": "3/1/4", "concurrency": [2, 1], "max_new_tokens": [64, 32], "repeats": 2,
