@@ -30,6 +30,7 @@ demo: setup ## Prompts to a served drafter, through Airflow (TARGET=smollm2 or a
 test: setup ## Linters, types, import contracts, then the tests of both environments
 	$(AIRFLOW)/ruff check .
 	$(AIRFLOW)/mypy --python-executable $(ENGINE)/python --package eagle3_core
+	$(AIRFLOW)/mypy --python-executable $(ENGINE)/python benchmarks
 	$(AIRFLOW)/mypy operators dags
 	$(AIRFLOW)/lint-imports
 	$(ENGINE)/python -m pytest -q -n 2 --dist loadfile tests/integration tests/unit tests/contract

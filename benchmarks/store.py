@@ -169,7 +169,7 @@ def open_index(root: Path, count: int) -> float:
     store, staged, rng = open_store(str(root)), root / "staged", np.random.default_rng(0)
     staged.mkdir(parents=True)
     lengths, per_shard = rng.integers(64, 4096, count).astype(np.int32), 64
-    columns = {
+    columns: dict[str, Any] = {
         "length": lengths, "supervised": lengths // 2, "label_rows": lengths // 2,
         "shard": np.arange(count) // per_shard, "checksums": rng.integers(0, 1 << 63, (count, 4), dtype=np.uint64),
         "held_out": np.zeros(count, np.bool_), "domain": np.zeros(count, np.int32),

@@ -167,7 +167,8 @@ def measure(setting: Setting, arguments: argparse.Namespace, ranks: Ranks) -> di
     if arguments.profile and ranks.leads:
         key = "self_cuda_time_total" if device.type == "cuda" else "self_cpu_time_total"
         print(profile.key_averages().table(sort_by=key, row_limit=60, max_name_column_width=70))
-    sums = torch.tensor([sum(job.features.lengths[sample] for row in mine for sample in row),
+    lengths = list(job.features.lengths)
+    sums = torch.tensor([sum(lengths[sample] for row in mine for sample in row),
                          sum(useful_flops(job, row) for row in mine), matmul_flops_per_s(device)],
                         dtype=torch.float64, device=device)  # fmt: skip
     ranks.sum(sums)
@@ -193,7 +194,7 @@ def breakdown(profile: torch.profiler.profile, device: torch.device, step_ms: fl
     for event in profile.key_averages():
         # Annotations of a GPU's time span kernels that are counted themselves.
         annotation = getattr(event, "is_user_annotation", False)
-        if device.type == "cuda" and (annotation or event.device_type != torch.autograd.DeviceType.CUDA):
+        if device.type == "cuda" and (annotation or event.device_type.name != "CUDA"):
             continue
         name = event.key.lower()
         found[next((kind for kind, words in KINDS.items() if any(word in name for word in words)), "other")] += (
