@@ -50,15 +50,6 @@ def test_machines_that_do_not_come_are_counted_with_what_to_run(where, monkeypat
     assert told == [f"waiting for 2 of 3 machines at {where}"]
 
 
-def test_who_came_in_vain_is_hung_up_on_and_waits_for_the_next_attempt(where, monkeypatch):
-    monkeypatch.setattr(nodes, "GATHERING_S", 3.0)
-    came = call(where, {"ready": True})
-    with pytest.raises(WorkerDiedError, match="expected 3 machines .* found 2;") as kept:
-        gather(where, [], 3)
-    came.join(20)
-    assert not came.is_alive(), kept
-
-
 def test_a_stranger_that_rings_and_resets_the_line_is_named_and_stops_nobody(where, monkeypatch):
     real, resets = socket.socket.accept, []
 
