@@ -88,6 +88,7 @@ class Line:
         """Hang up; who listens on the other side, or in another thread here, hears it."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
+        self._lines.close()
         self._connection.close()
 
 
