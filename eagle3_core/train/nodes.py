@@ -77,8 +77,8 @@ class Line:
 
     def hear(self, within_s: float | None = None) -> dict[str, Any] | None:
         """Return the next object, or None when the other side is gone or says nothing `within_s`."""
-        self._connection.settimeout(within_s)
         try:
+            self._connection.settimeout(within_s)
             found = json.loads(self._lines.readline())
         except (OSError, ValueError):
             return None
