@@ -6,23 +6,26 @@ from airflow.sdk import Param, XComArg, dag
 
 from operators import repair, settings, stages
 
+PARAMS = {
+    "features": Param(
+        None,
+        type=["null", "string"],
+        title="Feature set or shard plan",
+        pattern=r"^(seal|plan_capture)/[0-9a-f]+$",
+        description="Key below the root, as in the XCom of `seal` or `plan_capture`: seal/3f9c... "
+        "Empty: the plan that was made last.",
+    ),
+    "check_only": Param(False, type="boolean", title="Only check", description="Report; move and capture nothing."),
+}
+
 
 @dag(
     dag_display_name="Repair captured hidden states",
     schedule=None,
     catchup=False,
     default_args=settings.retries(),
-    params={
-        "features": Param(
-            None,
-            type=["null", "string"],
-            title="Feature set or shard plan",
-            pattern=r"^(seal|plan_capture)/[0-9a-f]+$",
-            description="Key below the root, as in the XCom of `seal` or `plan_capture`: seal/3f9c... "
-            "Empty: the plan that was made last.",
-        ),
-        "check_only": Param(False, type="boolean", title="Only check", description="Report; move and capture nothing."),
-    },
+    params=PARAMS,
+    is_paused_upon_creation=False,  # it has no schedule: who triggers it wants it to run
     tags=["eagle3"],
 )
 def repair_capture() -> None:
@@ -32,7 +35,7 @@ def repair_capture() -> None:
     `quarantine/` with the reason, what is missing or moved is captured again, and the feature set is sealed anew.
     Shards that are well are not touched.
     """
-    find = repair.FindPlanOperator(task_id="find_plan", key="{{ params.features or '' }}")
+    find = repair.FindPlanOperator(task_id="find_plan", key="{{ params.features or '' }}", known=list(PARAMS))
     run = XComArg(find, key="run_key")
     bad = repair.VerifyShardsOperator(task_id="verify", plan=find.output, check_only="{{ params.check_only }}")
     capture = stages.CaptureOperator.partial(

@@ -15,6 +15,7 @@ from operators.form import run_params
     max_active_runs=4,
     default_args=settings.retries(),
     params=run_params(),
+    is_paused_upon_creation=False,  # it has no schedule: who triggers it wants it to run
     tags=["eagle3"],
 )
 def train_drafter() -> None:

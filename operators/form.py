@@ -52,18 +52,20 @@ def run_params(**defaults: str) -> dict[str, Param]:
 
 
 def overrides_of(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what the form sets on top of the recipe; numbers may come as text, such as 3e-5, or `256, 1024`.
+    """Return what a run's parameters set on top of the recipe; numbers may come as text, such as 3e-5, or `256, 1024`.
 
     Raises:
         ConfigError: a text is not the number it should be.
     """
-    given = {key: params.get(key) for key in ("name", *(key for keys in FIELDS.values() for key in keys))}
+    # Keys that the form does not offer come by API or CLI: the configuration takes or refuses each by name.
+    given = {key: value for key, value in params.items() if key not in ("recipe", "overrides")}
     named = {key: _number(key, value) for key, value in given.items() if value not in (None, "")}
     return {**named, **(params.get("overrides") or {})}
 
 
 def _number(key: str, value: Any) -> Any:
-    if not isinstance(value, str) or _schema_of(key)["type"] != "number":
+    offered = any(key in keys for keys in FIELDS.values())
+    if not offered or not isinstance(value, str) or _schema_of(key)["type"] != "number":
         return value
     try:
         return float(value)

@@ -11,7 +11,7 @@ from airflow.sdk import BaseOperator
 
 from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
-from eagle3_core.errors import CorruptArtifactError, Eagle3Error, NotCommittedError
+from eagle3_core.errors import ConfigError, CorruptArtifactError, Eagle3Error, NotCommittedError
 from eagle3_core.jobs.files import COMMAND, RESULT, read_json
 from eagle3_core.storage import ObjectStore, load, open_store
 from operators import settings
@@ -32,13 +32,14 @@ class FindPlanOperator(BaseOperator):
 
     Args:
         key: Key of a shard plan or of a feature set below the root; empty: the plan that was made last.
+        known: The parameters that a run may have: of another, misspelt, another plan than the meant one would be taken.
     """
 
     template_fields: Sequence[str] = ("key",)
 
-    def __init__(self, *, key: str, **kwargs: Any) -> None:
+    def __init__(self, *, key: str, known: Sequence[str], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.key = key
+        self.key, self.known = key, tuple(known)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Return the plan's reference.
@@ -47,6 +48,10 @@ class FindPlanOperator(BaseOperator):
             AirflowFailException: there is no such plan.
         """
         try:
+            if strange := sorted(set(context["params"]) - set(self.known)):
+                raise ConfigError(
+                    f"parameters: expected {' or '.join(self.known)}, found {', '.join(strange)}; trigger it again"
+                )
             found = find_plan(open_store(settings.root()), (self.key or "").strip())
         except Eagle3Error as error:
             raise as_airflow(error) from None

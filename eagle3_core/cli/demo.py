@@ -21,6 +21,7 @@ from eagle3_core.cli.fetch import ensure_target
 from eagle3_core.cli.follow import Follower, failure
 from eagle3_core.cli.forecast import forecast, has_gpu
 from eagle3_core.config.recipes import load_recipe, recipe_names
+from eagle3_core.engine.processes import MEMORY, free_shared_memory
 from eagle3_core.storage import open_store
 
 DAG = "train_drafter"
@@ -75,6 +76,8 @@ def stop() -> None:
     """Stop the Airflow that `eagle3 demo` started, and every job of its runs."""
     with one_line_errors():
         local_airflow().stop()
+        # Of tasks that ended in the middle; the next engine would do it, and there may be none for long.
+        free_shared_memory(MEMORY)
         print("Airflow and its jobs are stopped; artifacts stay.")
 
 

@@ -85,9 +85,9 @@ class EvaluationConfig(Section):
             DraftShape(num_steps=5, topk=4, num_draft_tokens=16),
         ),
         min_length=1,
-        description="Draft shapes to measure, beside no speculation.",
+        description="Draft shapes to measure, beside no speculation. Training judges by them: others train anew.",
     )
-    primary: str = Field("7/1/8", description="The shape that decides.")
+    primary: str = Field("7/1/8", description="The shape that decides, in training too: another trains anew.")
     simulated_lengths: tuple[SimulatedLength, ...] = Field(
         (),
         description="Acceptance lengths that SGLang pretends at the primary shape, each on a server of its own, e.g. "
@@ -97,7 +97,8 @@ class EvaluationConfig(Section):
     max_new_tokens: tuple[AnswerTokens, ...] = Field(
         (256,),
         min_length=1,
-        description="Longest answer in tokens, one or several, e.g. 256 or [256, 1024]. The first decides.",
+        description="Longest answer in tokens, one or several, e.g. 256 or [256, 1024]. The first decides, in "
+        "training too: another first one trains anew.",
     )
     concurrency: tuple[Concurrency, ...] = Field(
         (1,),

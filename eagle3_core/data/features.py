@@ -15,7 +15,7 @@ from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.data.encoding import Encoding, dequantise, label_rows
 from eagle3_core.data.remote import open_shard
 from eagle3_core.data.shards import FEATURES, checksum
-from eagle3_core.errors import CorruptArtifactError, UnknownSchemaError
+from eagle3_core.errors import CorruptArtifactError, NotCommittedError, UnknownSchemaError
 from eagle3_core.storage import Artifact, ObjectStore, load
 
 if TYPE_CHECKING:
@@ -165,7 +165,13 @@ class FeatureSet:
         if number not in self._open:
             entry = self._shards[number]
             sealed = Ref(kind=Kind.SHARD, key=entry["key"], manifest_sha256=entry["manifest_sha256"])
-            self._open[number] = open_shard(load(self.artifact.store, sealed), FEATURES)
+            try:
+                self._open[number] = open_shard(load(self.artifact.store, sealed), FEATURES)
+            except NotCommittedError:
+                raise CorruptArtifactError(
+                    f"{self.artifact.store.root}/{entry['key']}: expected a shard of {self.artifact.ref.key}, found "
+                    "none: a repair moves what is bad away and captures it again; wait for it, or run repair_capture"
+                ) from None
         return self._open[number]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import time
@@ -15,6 +16,8 @@ MEMORY = Path("/dev/shm")
 LOADS = "sglang_loads_"
 """How SGLang names a segment that a killed server leaves behind."""
 _OURS = "eagle3-server-"
+SPOOL = "eagle3-spool-"
+"""How the directories of captured states are named, their owner's pid behind it."""
 
 
 def marked(value: str) -> list[int]:
@@ -88,7 +91,8 @@ def note_shared_memory(memory: Path, segments: set[Path]) -> Path:
 
 
 def free_shared_memory(memory: Path) -> None:
-    """Remove the segments of our servers whose owner was killed: nobody else's, and none that a process still has."""
+    """Remove spools and servers' segments whose owner was killed: nobody else's, and none that a process still has."""
+    remove_spools(memory)
     for note in memory.glob(f"{_OURS}*"):
         owner = note.name.removeprefix(_OURS).split("-")[0]
         if not owner.isdigit() or alive(int(owner)):
@@ -100,6 +104,14 @@ def free_shared_memory(memory: Path) -> None:
                 if segment.parent == memory and segment.name.startswith(LOADS):
                     segment.unlink(missing_ok=True)
             note.unlink()
+
+
+def remove_spools(directory: Path) -> None:
+    """Remove the spools of killed processes."""
+    for spool in directory.glob(f"{SPOOL}*"):
+        owner = spool.name.removeprefix(SPOOL).split("-")[0]
+        if owner.isdigit() and not alive(int(owner)):
+            shutil.rmtree(spool, ignore_errors=True)
 
 
 def free_port() -> int:

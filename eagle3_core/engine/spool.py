@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 _PREFIX = "eagle3"
 _POLL_S = 0.0005
-_NAME = "eagle3-spool-"
 
 CALLERS = 3
 """Who may capture at once."""
@@ -103,12 +102,10 @@ def has_room(memory: Path, need_bytes: int) -> bool:
 def make_spool(memory: Path, disk: Path, need_bytes: int) -> Path:
     """Return a fresh spool, in memory where there is room, else on disk; remove those of killed processes first."""
     disk.mkdir(parents=True, exist_ok=True)
-    for left in [*memory.glob(f"{_NAME}*"), *disk.glob(f"{_NAME}*")]:
-        owner = left.name.removeprefix(_NAME).split("-")[0]
-        if owner.isdigit() and not processes.alive(int(owner)):
-            shutil.rmtree(left, ignore_errors=True)
+    processes.remove_spools(memory)
+    processes.remove_spools(disk)
     base = memory if has_room(memory, need_bytes) else disk
-    return Path(tempfile.mkdtemp(prefix=f"{_NAME}{os.getpid()}-", dir=base))
+    return Path(tempfile.mkdtemp(prefix=f"{processes.SPOOL}{os.getpid()}-", dir=base))
 
 
 # ------------------------------------------------------------------------------------------------ the scheduler's side

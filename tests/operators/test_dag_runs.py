@@ -129,6 +129,17 @@ def test_repair_of_what_is_well_captures_nothing(run, trained, engine):
     assert str(tasks["seal", -1].state) == "success"
 
 
+@pytest.mark.parametrize(
+    ("dag", "task", "sent"),
+    [("train_drafter", "configure", {"data.max_promps": 3}), ("repair_capture", "find_plan", {"feature": "seal/0"})],
+)
+def test_a_parameter_that_nobody_knows_starts_nothing(run, trained, engine, conf, dag, task, sent):
+    before = engine.calls()
+    result, tasks = run(dag, sent | (conf if dag == "train_drafter" else {}))
+    assert (str(result.state), str(tasks[task, -1].state)) == ("failed", "failed")
+    assert engine.calls() == before
+
+
 def test_a_wrong_target_fails_at_once_and_starts_no_job(run, trained, engine, conf):
     before = engine.calls()
     result, tasks = run("train_drafter", {**conf, "target.model": "/nowhere"})

@@ -57,6 +57,14 @@ def test_empty_fields_keep_the_recipes_values_and_text_becomes_a_number():
         overrides_of({**params, "training.learning_rate": "fast"})
 
 
+def test_a_key_that_the_form_does_not_offer_is_taken_or_refused_by_name():
+    params = {name: param.resolve() for name, param in run_params().items()}
+    run = load_recipe("demo", overrides_of({**params, "evaluation.primary": "3/1/4", "training.step_decay": 0.9}))
+    assert (run.evaluation.primary, run.training.step_decay) == ("3/1/4", 0.9)
+    with pytest.raises(ConfigError, match=r"data\.max_promps.*did you mean.*max_prompts"):
+        load_recipe("demo", overrides_of({**params, "data.max_promps": 300}))
+
+
 SEVERAL = ("evaluation.max_new_tokens", "evaluation.concurrency", "evaluation.temperatures")
 
 

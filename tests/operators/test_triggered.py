@@ -19,9 +19,10 @@ def attempt(state):
     )
     ti.get_dagrun_state.side_effect = lambda dag_id, run_id: {("train_drafter", NAME): told}[dag_id, run_id]
     task = TriggerOnceOperator(
-        task_id="train_drafter", trigger_dag_id="train_drafter", trigger_run_id=NAME, poke_interval=7
-    )
-    task.execute({"ti": ti})
+        task_id="train_drafter", trigger_dag_id="train_drafter", trigger_run_id=NAME, poke_interval=7,
+        conf={"recipe": "rendered"},
+    )  # fmt: skip
+    task.execute({"ti": ti, "params": {"recipe": "of the night", "training.epocs": 3}})
     return ti
 
 
@@ -29,6 +30,8 @@ def test_the_first_attempt_triggers_the_run_under_its_name():
     with pytest.raises(DagRunTriggerException) as asked:
         attempt(None)
     assert (asked.value.dag_run_id, asked.value.reset_dag_run) == (NAME, False)
+    # What the form does not know goes on, to be refused by name.
+    assert asked.value.conf == {"recipe": "rendered", "training.epocs": 3}
     assert asked.value.wait_for_completion
     assert asked.value.deferrable
 

@@ -9,7 +9,7 @@ import safetensors
 from eagle3_core.artifacts import Kind
 from eagle3_core.data.encoding import Encoding
 from eagle3_core.data.features import SAMPLES, FeatureSet, write_feature_set
-from eagle3_core.errors import ArtifactError, UnknownSchemaError
+from eagle3_core.errors import ArtifactError, CorruptArtifactError, Remedy, UnknownSchemaError
 from eagle3_core.storage import commit, load, open_store
 
 
@@ -24,6 +24,18 @@ def test_opening_reads_no_shard_and_reading_one_sample_opens_one(sealed, monkeyp
     assert len(opened) == 1
     features.read(len(features) - 1)
     assert len(opened) == 2
+
+
+def test_a_shard_that_a_repair_has_moved_away_is_a_reason_to_try_again(sealed):
+    features = FeatureSet.open(sealed.store, sealed.refs[Kind.FEATURE_SET])
+    plan = json.loads(load(sealed.store, sealed.refs[Kind.FEATURE_SET]).path(SAMPLES).read_text())
+    first = plan["shards"][0]["key"]
+    (sealed.tmp_path / "root" / first).rename(sealed.tmp_path / "moved")
+    with pytest.raises(
+        CorruptArtifactError, match=rf"{first}: expected a shard of seal/\w+, found none: .* repair"
+    ) as caught:
+        features.read(0)
+    assert caught.value.remedy is Remedy.RETRY
 
 
 def test_two_readers_give_equal_rows_in_any_order(sealed):

@@ -8,6 +8,8 @@ import sys
 import time
 import uuid
 
+from eagle3_core.cli import demo
+from eagle3_core.cli.airflow_local import LocalAirflow
 from eagle3_core.data.shards import WAITING_BYTES
 from eagle3_core.engine import processes
 from eagle3_core.engine.spool import CALLERS, make_spool, most_bytes
@@ -87,6 +89,16 @@ def test_of_servers_whose_owner_was_killed_the_memory_is_freed_and_nobody_elses(
     with in_use.open("rb") as file, mmap.mmap(file.fileno(), 4096, prot=mmap.PROT_READ):
         processes.free_shared_memory(tmp_path)
     assert sorted(tmp_path.iterdir()) == sorted([in_use, foreign, living, another, mine])
+
+
+def test_a_stop_frees_the_memory_of_what_it_ended(tmp_path, monkeypatch):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    (tmp_path / f"eagle3-spool-{ended.pid}-x").mkdir()
+    monkeypatch.setattr(demo, "MEMORY", tmp_path)
+    monkeypatch.setattr(demo, "local_airflow", lambda: LocalAirflow(tmp_path / "airflow", str(tmp_path / "store")))
+    demo.stop()
+    assert [path.name for path in tmp_path.iterdir()] == ["airflow"]
 
 
 def test_a_spool_is_on_disk_where_memory_has_no_room_for_what_may_wait_in_it(tmp_path):
