@@ -14,8 +14,7 @@ from rich.table import Table
 
 from eagle3_core.cli.airflow_api import Api
 from eagle3_core.cli.airflow_local import AirflowError
-from eagle3_core.jobs.files import COMMAND, ERROR, EXIT, PROGRESS, read_json
-from eagle3_core.jobs.supervisor import TERMINATED
+from eagle3_core.jobs.files import COMMAND, ERROR, EXIT, PROGRESS, TERMINATED, read_json
 from eagle3_core.pipeline import STAGES
 from eagle3_core.progress import describe
 

@@ -13,8 +13,7 @@ from eagle3_core import jobs
 from eagle3_core.artifacts import Kind, Ref
 from eagle3_core.config import RunConfig
 from eagle3_core.errors import CorruptArtifactError, Eagle3Error, UnknownSchemaError
-from eagle3_core.jobs.files import COMMAND, LOG, RESULT, read_json
-from eagle3_core.jobs.supervisor import TERMINATED
+from eagle3_core.jobs.files import COMMAND, LOG, RESULT, TERMINATED, read_json
 from eagle3_core.pipeline import STAGES, shape_names
 from eagle3_core.releases import all_releases
 from eagle3_core.storage import ObjectStore, committed_keys, load

@@ -20,6 +20,9 @@ PROGRESS = "progress.json"
 OF_ONE_ATTEMPT = (SUPERVISOR, EXIT, RESULT, ERROR, PROGRESS)
 """Removed before a new attempt; `work/` and the log stay."""
 
+LEASE_EXPIRED, SILENT, TERMINATED = 124, 125, 143
+"""Codes in exit.json for a command that its supervisor ended."""
+
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Return the JSON object, or None if the file is absent; writers replace these files whole."""

@@ -36,13 +36,13 @@ from eagle3_core.jobs.files import (
     OWNER,
     PROGRESS,
     RESULT,
+    SILENT,
     SUPERVISOR,
     read_json,
     write_json,
 )
 from eagle3_core.jobs.processes import MARK, Identity, sweep
 from eagle3_core.jobs.spec import JobSpec
-from eagle3_core.jobs.supervisor import SILENT
 from eagle3_core.storage import ObjectStore, load
 
 LEASE_S = 600.0

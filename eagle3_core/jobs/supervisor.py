@@ -15,12 +15,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from eagle3_core.jobs.files import COMMAND, EXIT, LEASE, PROGRESS, read_json, write_json
+from eagle3_core.jobs.files import (
+    COMMAND,
+    EXIT,
+    LEASE,
+    LEASE_EXPIRED,
+    PROGRESS,
+    SILENT,
+    TERMINATED,
+    read_json,
+    write_json,
+)
 from eagle3_core.jobs.processes import become_subreaper, die_with_parent, kill_children, sweep
 
-LEASE_EXPIRED = 124
-SILENT = 125
-TERMINATED = 143
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM)
 
 

@@ -14,9 +14,9 @@ import pytest
 from eagle3_core import jobs
 from eagle3_core.errors import CaptureMismatchError, Eagle3Error, JobError, JobFencedError, JobLostError
 from eagle3_core.jobs import JobSpec
-from eagle3_core.jobs.files import COMMAND, EXIT, SUPERVISOR
+from eagle3_core.jobs.files import COMMAND, EXIT, LEASE_EXPIRED, SILENT, SUPERVISOR
 from eagle3_core.jobs.processes import Identity, members
-from eagle3_core.jobs.supervisor import LEASE_EXPIRED, SILENT, Lease
+from eagle3_core.jobs.supervisor import Lease
 
 REF = {"kind": "corpus", "key": "regenerate/abc", "manifest_sha256": "0" * 64, "facts": {}}
 PRELUDE = (
@@ -68,6 +68,12 @@ note("first")
 subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
 time.sleep(1000)
 """
+
+
+def test_the_log_begins_with_what_is_run(spec):
+    job = jobs.start_or_join(spec("succeed()"), "one")
+    jobs.wait(job, poll_s=0.02)
+    assert (job.directory / "log").read_text().startswith(f"supervisor: attempt 1: {sys.executable}")
 
 
 def test_a_job_returns_its_reference_and_a_second_start_joins_without_running_it_again(spec):
