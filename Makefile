@@ -33,7 +33,7 @@ test: setup ## Linters, types, import contracts, then the tests of both environm
 	$(AIRFLOW)/mypy --python-executable $(ENGINE)/python benchmarks
 	$(AIRFLOW)/mypy operators dags
 	$(AIRFLOW)/lint-imports
-	$(ENGINE)/python -m pytest -q -n 2 --dist loadfile tests/integration tests/unit tests/contract
+	$(ENGINE)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder tests/integration tests/unit tests/contract
 	$(AIRFLOW)/python -m pytest -q tests/operators tests/dags
 
 stop: ## Stop the Airflow that `make demo` started, and every job of its runs

@@ -41,7 +41,10 @@ class World:
 
     def reference(self, **changes: torch.Tensor) -> Reference:
         """Export, with some tensors changed on the way, and load as SGLang does."""
-        config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "max_position_embeddings": 512}
+        config = {
+            "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 8, "max_position_embeddings": 512,
+            "hidden_size": self.sizes.hidden_size, "vocab_size": self.sizes.vocab_size,
+        }  # fmt: skip
         target = TargetFacts(config, "target", lambda: self.sizes.target_sha256)
         shutil.rmtree(self.directory)
         export_drafter(self.directory, self.own, self.vocab, self.sizes, target, "float32", "world")
