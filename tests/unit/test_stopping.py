@@ -15,7 +15,9 @@ from eagle3_core.cli.airflow_local import AirflowStoppedError, LocalAirflow
 from eagle3_core.jobs.processes import MARK, marked
 
 COMMAND = """
-import dataclasses, sys
+import dataclasses, signal, sys
+# Whoever runs the tests in the background of a shell hands down that SIGINT is ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from eagle3_core import jobs
 from eagle3_core.cli.main import app
 
@@ -48,7 +50,10 @@ def test_a_run_that_is_stopped_ends_its_job_in_an_orderly_way_and_says_how_to_go
             assert run.poll() is None, run.stderr.read()
             time.sleep(0.05)
         run.send_signal(number)
-        said = run.communicate(timeout=60)[1].splitlines()
+        try:
+            said = run.communicate(timeout=60)[1].splitlines()
+        finally:
+            run.kill()
     assert run.returncode == 128 + number
     assert said[-1] == "stopped: run the same again, it goes on where it was"
     directory = begun[0].parents[1]
