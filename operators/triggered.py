@@ -30,7 +30,7 @@ class TriggerOnceOperator(TriggerDagRunOperator):
         """
         state, run_id = self._state(context["ti"]), str(self.trigger_run_id)
         # What was sent beside the form goes on, to be taken or refused by name.
-        self.conf = {**{key: value for key, value in context["params"].items()}, **(self.conf or {})}
+        self.conf = {**context["params"], **(self.conf or {})}
         self.reset_dag_run = state in self.failed_states
         if self.reset_dag_run:
             self.log.info("%s has failed: clearing it, it goes on with the parameters it had", run_id)

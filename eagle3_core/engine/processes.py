@@ -93,10 +93,7 @@ def note_shared_memory(memory: Path, segments: set[Path]) -> Path:
 def free_shared_memory(memory: Path) -> None:
     """Remove spools and servers' segments whose owner was killed: nobody else's, and none that a process still has."""
     remove_spools(memory)
-    for note in memory.glob(f"{_OURS}*"):
-        owner = note.name.removeprefix(_OURS).split("-")[0]
-        if not owner.isdigit() or alive(int(owner)):
-            continue
+    for note in _left_by_the_dead(memory, _OURS):
         with contextlib.suppress(OSError):
             listed = {Path(line) for line in note.read_text(encoding="utf-8").splitlines()}
             everybody = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
@@ -108,10 +105,14 @@ def free_shared_memory(memory: Path) -> None:
 
 def remove_spools(directory: Path) -> None:
     """Remove the spools of killed processes."""
-    for spool in directory.glob(f"{SPOOL}*"):
-        owner = spool.name.removeprefix(SPOOL).split("-")[0]
-        if owner.isdigit() and not alive(int(owner)):
-            shutil.rmtree(spool, ignore_errors=True)
+    for spool in _left_by_the_dead(directory, SPOOL):
+        shutil.rmtree(spool, ignore_errors=True)
+
+
+def _left_by_the_dead(directory: Path, prefix: str) -> list[Path]:
+    """Return what is named by `prefix` and the pid of a process that is gone."""
+    owners = {path: path.name.removeprefix(prefix).split("-")[0] for path in directory.glob(f"{prefix}*")}
+    return [path for path, owner in owners.items() if owner.isdigit() and not alive(int(owner))]
 
 
 def free_port() -> int:

@@ -25,6 +25,9 @@ from eagle3_core.storage import commit, find_sound, full_disk_is_typed
 if TYPE_CHECKING:
     from eagle3_core.data.recording import Capture
 
+_PAGE = 4096
+"""What a disk gives a file at a time, as a rule."""
+
 
 def run(context: StageContext) -> Ref:
     """Capture the shard `context.index`; if it is committed this costs one read and no import.
@@ -121,14 +124,14 @@ class _Tally:
 
 def need(plan: ShardPlan, shard: PlannedShard) -> int:
     """Return the bytes that a shard takes on a disk while it is made, with what tensors and files waste of pages."""
-    return plan.bytes_of(shard) + _beside_rows(plan, shard) + (_tensors(plan) + 2) * 4096
+    return plan.bytes_of(shard) + _beside_rows(plan, shard) + (_tensors(plan) + 2) * _PAGE
 
 
 def _beside_rows(plan: ShardPlan, shard: PlannedShard) -> int:
     """Return what comes when the rows are written: the index and the manifest."""
     from eagle3_core.data.shards import ShardIndex
 
-    return ShardIndex.most_bytes(shard.sample_ids, _tensors(plan)) + 2 * 4096
+    return ShardIndex.most_bytes(shard.sample_ids, _tensors(plan)) + 2 * _PAGE
 
 
 def _tensors(plan: ShardPlan) -> int:
